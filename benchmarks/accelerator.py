@@ -1,17 +1,16 @@
-"""A step on an accelerator under regrow against the same step without, on the tests' stand-in device.
+"""Step time on an accelerator with and without regrow, on the tests' stand-in device.
 
     python benchmarks/accelerator.py            # about 5 minutes
     python benchmarks/accelerator.py --quick    # about 2 minutes
 
-The stand-in takes 200 µs for each launch beside its arithmetic, and its queue has room for a step: a host that runs
-ahead of it keeps it at work, and each time that the host waits for all of it shows. One rank, two ranks that take
-the mean of their gradients over the host, and two of DDP over groups of the device's own, as NCCL's are. The sides live
-at once and train in turns, a block of steps each; `step_over_plain` is the shortest of regrow's blocks by the shortest
-of plain's, which other work on the machine touches least. `drains_a_step` are regrow's waits for the device beyond the
-script's own; `ahead_over_plain` is what stands in the queue as a step ends, by what stands there under plain torch.
-Figures of DDP end in `_ddp`: its gate has to wait for the sums of gradients, once a step. `silent_differences` are
-losses, and digests of parameters, that are not those of the same training on the processor. g++ builds the device at
-the first use.
+The stand-in takes 200 µs for each launch in addition to its arithmetic, and its queue has room for one step. A host
+that runs ahead keeps it busy, so each time that the host waits for the whole queue is visible. Sides: one rank; two
+ranks that average their gradients on the host; and two of DDP over groups of the device's own, as NCCL's are. All sides
+run at once and train in turns, a block of steps each. `step_over_plain`: regrow's shortest block over plain torch's,
+which other load on the machine affects least. `drains_a_step`: regrow's waits for the device in addition to the
+script's own; `ahead_over_plain`: length of the queue at the end of a step, over that under plain torch. Figures of DDP
+end in `_ddp`: its gate has to wait for the sums of gradients, once a step. `silent_differences`: losses, and digests of
+parameters, that differ from the same training on the CPU. g++ builds the device at the first use.
 """
 
 import argparse
@@ -35,12 +34,12 @@ TRAINING = HERE / "accelerator_training.py"
 LAG_US, BLOCK = 200, 5
 START_S, BLOCK_S = 240.0, 120.0
 WORLDS = ((1, ""), (2, ""), (2, "ddp"))
-"""Ranks, and how they take the mean of their gradients."""
+"""World size, and the way of averaging gradients."""
 WARM = 2
 
 
 class Block(NamedTuple):
-    """Of a step: milliseconds, times that the host has waited for the device, and what is queued as it ends."""
+    """One block: milliseconds a step, number of host waits for the device, and length of the queue at a step's end."""
 
     ms: float
     waits: float
@@ -48,7 +47,7 @@ class Block(NamedTuple):
 
 
 class Side:
-    """One training, which waits for its turns."""
+    """One training, which trains only in its turns."""
 
     def __init__(self, name: str, world: int, way: str, device: str, rounds: int, folder: Path) -> None:
         self.name, self.found = f"{name}, {world} ranks on {device} {way}", folder / f"{name}-{world}-{device}.json"
@@ -71,7 +70,7 @@ class Side:
             "REGROW_HOME": str(here),
             "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parent)]),
         }
-        # Opened for both directions, so that neither side waits for the other to open it.
+        # Opened for both directions, so that opening does not block.
         self._asks, self._answers = os.open(go, os.O_RDWR), os.open(done, os.O_RDWR | os.O_NONBLOCK)
         self.log = here / "log"
         script = [str(TRAINING), name, str(self.found)]
@@ -82,7 +81,7 @@ class Side:
             self.processes.append(started)
 
     def block(self, limit: float) -> Block:
-        """Let it train for a block of steps."""
+        """Train for one block of steps."""
         os.write(self._asks, b"go\n")
         until = time.monotonic() + limit
         while time.monotonic() < until:
@@ -96,7 +95,7 @@ class Side:
         raise SystemExit(f"{self.name} does not train:\n{self.log.read_text(errors='replace')[-2000:]}")
 
     def result(self) -> dict[str, object]:
-        """Result at its end."""
+        """The side's final result."""
         for process in self.processes:
             if process.wait(timeout=BLOCK_S):
                 raise SystemExit(f"{self.name} has failed:\n{self.log.read_text(errors='replace')[-2000:]}")
@@ -104,7 +103,7 @@ class Side:
         return found
 
     def end(self) -> None:
-        """No more turns."""
+        """End the side."""
         for process in self.processes:
             process.terminate()
             process.wait(timeout=BLOCK_S)
@@ -113,7 +112,7 @@ class Side:
 
 
 def _commands(name: str, world: int, script: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """The processes that make a side, each with what its environment has more."""
+    """The processes of a side, each with its additional environment variables."""
     if name == "regrow":
         words = ["run", "--standalone", f"--nproc-per-node={world}", "--hang-timeout=1h", "--job=accelerator"]
         return [(["-m", "regrow", *words, *script], {})]
@@ -124,7 +123,7 @@ def _commands(name: str, world: int, script: list[str]) -> list[tuple[list[str],
 
 
 def differences(truth: dict[str, object], found: dict[str, object]) -> int:
-    """Losses that are others, and 1 for the parameters."""
+    """Number of differing losses, plus 1 if the parameters differ."""
     mine, theirs = truth["losses"], found["losses"]
     if not isinstance(mine, list) or not isinstance(theirs, list) or len(mine) != len(theirs):
         return len(str(mine))
@@ -146,7 +145,7 @@ def measure(world: int, way: str, rounds: int, folder: Path) -> dict[str, float]
     silent = sum(differences(expected, side.result()) for side in sides)
     for side in sides:
         side.end()
-    theirs, ours = plain.blocks[WARM:], regrow.blocks[WARM:]  # before, the queue has not its size yet
+    theirs, ours = plain.blocks[WARM:], regrow.blocks[WARM:]  # earlier, the queue has no limit yet
     return {
         "step_over_plain": min(each.ms for each in ours) / min(each.ms for each in theirs),
         "plain_ms": min(each.ms for each in theirs),

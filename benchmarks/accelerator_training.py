@@ -1,8 +1,8 @@
-"""SIDE FILE: a small model that trains on the tests' stand-in device when it is told; SIDE is `plain` or `regrow`.
+"""SIDE FILE: a small model that trains on the tests' stand-in device on command; SIDE is `plain` or `regrow`.
 
-Its losses and a digest of its parameters come into FILE. Two ranks take the mean of their gradients over the host
-themselves, so both sides have the same work, and the same waits that are the script's own; with `TURN_DDP=1` it is
-DistributedDataParallel's work, over groups of the device's own, and no wait is the script's.
+It writes its losses and a digest of its parameters to FILE. Two ranks average their gradients on the host, so both
+sides have the same work, and the same waits by the script; with `TURN_DDP=1`, DistributedDataParallel does this work
+over groups of the device's own, and the script never waits.
 """
 
 import hashlib
@@ -33,45 +33,45 @@ ROUNDS, BLOCK = int(os.environ["TURN_ROUNDS"]), int(os.environ["TURN_BLOCK"])
 STEPS = ROUNDS * BLOCK
 WIDTH, LAYERS, BATCH = 32, 5, 8
 SETTLED = 4
-"""Steps after which a step's launches are counted, and the queue is given that size."""
+"""Steps after which a step's launches are counted and become the limit of the queue."""
 
 
 class Device:
-    """Counts of this rank's device; none on the processor."""
+    """Counters of this rank's device; all 0 on the CPU."""
 
     def __init__(self) -> None:
         self._steering = STEERING if NAME == "standin" else None
         self.slept = 0
-        """Times that regrow has waited without blocking in the device's own call."""
+        """Number of regrow's waits that poll instead of blocking in the device's call."""
 
     @property
     def _at(self) -> int:
         return torch.accelerator.current_device_index()
 
     def waits(self) -> int:
-        """Times that the host has waited so far."""
+        """Number of host waits so far."""
         return self.slept + (self._steering.waits(self._at) if self._steering is not None else 0)
 
     def launches(self) -> int:
-        """Kernels and copies so far."""
+        """Number of kernels and copies so far."""
         return self._steering.launches(self._at) if self._steering is not None else 0
 
     def queued(self) -> int:
-        """Lead of the host by now, in launches and the like."""
+        """Length of the queue, in launches."""
         return self._steering.depth(self._at) if self._steering is not None else 0
 
     def limit(self, launches: int) -> None:
-        """Limit the launches that a stream holds."""
+        """Limit the number of queued launches of a stream."""
         if self._steering is not None:
             self._steering.queue_limit(launches)
 
     def drain(self) -> None:
-        """Wait for all."""
+        """Wait for all queued work."""
         if self._steering is not None:
             torch.accelerator.synchronize()
 
     def count_sleeps(self) -> None:
-        """See the waits of regrow's that look again and again, too."""
+        """Also count the waits of regrow that poll."""
         from regrow.devices import stream_points
 
         wait = stream_points.StreamPoint.wait
@@ -84,7 +84,7 @@ class Device:
 
 
 class Turns:
-    """Blocks of steps, each when it is asked for; rank 0 alone is asked, and the others follow it."""
+    """Runs blocks of steps on request; only rank 0 is requested, and the others follow it."""
 
     def __init__(self, device: Device, rank: int) -> None:
         self._device, self._rank, self._count = device, rank, 0
@@ -92,7 +92,7 @@ class Turns:
             self._go, self._done = open(os.environ["TURN_GO"]), open(os.environ["TURN_DONE"], "w")  # noqa: SIM115
 
     def before(self) -> None:
-        """A step begins: where a block does, wait to be asked for it."""
+        """Before a step: at the start of a block, wait for the request."""
         if self._count == SETTLED:
             self._launches = self._device.launches()
         if self._count == SETTLED + 1:
@@ -103,7 +103,7 @@ class Turns:
             self._waits, self._queued, self._began = self._device.waits(), 0, time.perf_counter()
 
     def after(self) -> None:
-        """A step has ended: where a block has, tell its milliseconds, its waits, and what is queued then, a step."""
+        """After a step: at the end of a block, report milliseconds, waits and queue length a step."""
         self._count += 1
         if self._rank == 0:
             self._queued += self._device.queued()
@@ -116,7 +116,7 @@ class Turns:
 
 
 class Training:
-    """The model, and a step of it."""
+    """The model, and its training step."""
 
     def __init__(self, world: int, reduce: Callable[[Tensor], None]) -> None:
         torch.manual_seed(0)
@@ -147,7 +147,7 @@ class Training:
             gradient.copy_(mean.view_as(gradient))
 
     def tell(self, losses: list[float]) -> None:
-        """Write what it has come to."""
+        """Write the losses and the digest."""
         digest = hashlib.sha256()
         for tensor in self.model.state_dict().values():
             digest.update(tensor.cpu().numpy().tobytes())
@@ -155,20 +155,20 @@ class Training:
 
 
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """The same for a step and a rank on all sides."""
+    """The batch of a step and a rank, the same on all sides."""
     numbers = torch.Generator().manual_seed(97 * step + rank)
     x = torch.randn(BATCH, WIDTH, generator=numbers)
     return x, x.sum(1, keepdim=True).sin()
 
 
 def take_device(rank: int) -> None:
-    """With groups of the device's own each rank has a device."""
+    """Select the rank's own device, which groups on the device need."""
     if DDP and NAME == "standin":
         torch.accelerator.set_device_index(rank)
 
 
 def plain(rank: int, world: int) -> None:
-    """The training alone."""
+    """Train without regrow."""
     take_device(rank)
     if world > 1:
         dist.init_process_group("cpu:gloo,standin:standinccl" if DDP and NAME == "standin" else "gloo")
@@ -180,12 +180,12 @@ def plain(rank: int, world: int) -> None:
         turns.after()
     if rank == 0:
         training.tell([float(each) for each in losses])
-    if world > 1 and not (DDP and NAME == "standin"):  # those of the stand-in end with the process
+    if world > 1 and not (DDP and NAME == "standin"):  # the stand-in's groups end with the process
         dist.destroy_process_group()
 
 
 def under_regrow() -> None:
-    """The same under regrow, which logs each loss."""
+    """Train under regrow, which logs each loss."""
     import regrow
 
     device = Device()

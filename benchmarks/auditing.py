@@ -1,9 +1,9 @@
-"""Cost of looking for replicas that differ.
+"""Cost of comparing replicas for differences.
 
-The figure is the time that the slowest rank spends looking, of all time: each look is timed where it is taken, on the
-thread that trains. Two jobs beside each other, one of them without it, differ by more from turn to turn than it costs;
-so its cost elsewhere (the coordinator compares) is looked for within the one job: a step before which the state was
-looked at, and the one behind it, against their calm neighbours.
+The figure is the share of its time that the slowest rank spends on comparisons, each timed on the training thread. Two
+jobs side by side, one without comparisons, differ by more from turn to turn than a comparison costs; so the cost
+elsewhere (the coordinator compares) is measured within one job: the step before a comparison and the step after it,
+against neighbouring steps without one.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ DEADLINE: Seconds = 900.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One time that state was looked at.
+    """One comparison.
 
     Attributes:
-        excess: by how much this step and the next took longer than two calm ones near them.
-        inside: time that the slowest rank spent looking.
-        period: time from the sample before to this one.
+        excess: extra time of this step and the next over two undisturbed neighbours.
+        inside: time that the slowest rank spent on the comparison.
+        period: time since the previous sample.
         steps: steps in it.
     """
 
@@ -46,7 +46,7 @@ def measure(job: Job, *, samples: int) -> list[Sample]:
 
 
 def found(ledger: Ledger) -> list[Sample]:
-    """All samples that have enough neighbours so far."""
+    """All samples that already have enough neighbours."""
     at = dict(ledger.world_commits())
     took = {step: at[step] - at[StepNo(step - 1)] for step in at if step - 1 in at}
     looked = {step: max(c.metrics.get("looked", 0.0) for c in ledger.commits[step].values()) for step in took}
@@ -64,7 +64,7 @@ def found(ledger: Ledger) -> list[Sample]:
 
 
 def percent(samples: list[Sample]) -> float:
-    """Cost in percent of a step: the time spent looking."""
+    """Cost of the comparisons in percent of the time."""
     return 100 * sum(each.inside for each in samples) / sum(each.period for each in samples)
 
 

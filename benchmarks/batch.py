@@ -1,7 +1,7 @@
-"""Speed of the head of `regrow batch`: rows a second with workers that answer at once, memory at a million rows.
+"""Speed of the head of `regrow batch`: rows a second with workers that answer at once, and memory at a million rows.
 
-`python benchmarks/batch.py` sends a million rows (about eight minutes on two cores); `--quick` sends 30,000, and
-10,000 of a million of which the journal has the others, so that index, journal and output are those of a million.
+`python benchmarks/batch.py` sends a million rows (about eight minutes on two cores); `--quick` sends 30,000, and then
+the last 10,000 of a million whose other results are in the journal, so that index, journal and output have full size.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _ANSWER = (
 
 @contextmanager
 def workers(count: int) -> Iterator[list[str]]:
-    """Workers that answer at once; their addresses."""
+    """Addresses of workers that answer at once."""
     started = [
         subprocess.Popen([sys.executable, str(_WORKER)], stdout=subprocess.PIPE, text=True) for _ in range(count)
     ]
@@ -48,7 +48,7 @@ def workers(count: int) -> Iterator[list[str]]:
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """An input of short chats."""
+    """Write an input of short chats."""
     with path.open("w") as stream:
         for number in range(rows):
             stream.write(
@@ -59,7 +59,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def write_journal(source: Path, journal: Path, rows: int) -> None:
-    """A journal that has the first rows of an input."""
+    """Write a journal that has the first rows of an input."""
     with journal.open("wb") as stream:
         stream.write(encode_head(fingerprint(scan(str(source)), RowReading())))
         body = _ANSWER % (b"an answer of a few words, as a small model gives it " * 4)
@@ -69,7 +69,7 @@ def write_journal(source: Path, journal: Path, rows: int) -> None:
 
 
 def run_head(folder: Path, urls: list[str]) -> tuple[float, float]:
-    """Run the batch of a folder; rows a second while the head ran, and the head's peak of memory in MiB."""
+    """Run the batch of a folder; returns the head's rows a second and its peak memory in MiB."""
     words = [
         "batch",
         "run",
@@ -100,7 +100,7 @@ def run_head(folder: Path, urls: list[str]) -> tuple[float, float]:
 
 
 def check(folder: Path, rows: int) -> None:
-    """Each id stands in the output once. Raises `SystemExit` otherwise."""
+    """Check that each id is in the output once. Raises `SystemExit` otherwise."""
     seen = bytearray(rows)
     with (folder / "out.jsonl").open("rb") as stream:
         for line in stream:
@@ -130,7 +130,7 @@ def measure(*, quick: bool, base: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="in two minutes")
     parser.add_argument("--json", type=Path, help="write the figures here")

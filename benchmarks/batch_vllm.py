@@ -1,8 +1,8 @@
-"""`regrow batch` beside `vllm run-batch`: the same file through the same engine; rows a second, and where the CPU went.
+"""`regrow batch` against `vllm run-batch`: the same file through the same engine; rows a second, and use of the CPU.
 
-`build/vllm/venv/bin/python benchmarks/batch_vllm.py` after `make test-vllm`, whose environment and model it takes. Both
-run in turns. Starts of servers are left out: run-batch
-counts from where its log says that it reads the file to where it writes the results.
+`build/vllm/venv/bin/python benchmarks/batch_vllm.py` after `make test-vllm`, whose environment and model it uses. Both
+sides run in turns. Server start-up is excluded: run-batch is timed from its log line about reading the file to its
+writing of the results.
 """
 
 import argparse
@@ -42,9 +42,9 @@ class Side:
 
     Attributes:
         seconds: from its first row to its last.
-        client: CPU seconds of what reads rows and writes results.
-        server: of the process that has the API, where it is another one.
-        engine: of the processes that infer.
+        client: CPU seconds of the process that reads rows and writes results.
+        server: CPU seconds of the API's process, if it is a separate one.
+        engine: CPU seconds of the inference processes.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ class Side:
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """An input of chats with short answers, none of which begins as another."""
+    """Write an input of chats with short answers, without shared prefixes."""
     with path.open("w") as stream:
         for number in range(rows):
             messages = [{"role": "user", "content": f"{number} is a number of which the docstring says that it"}]
@@ -64,7 +64,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def until(what: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Wait for something that a process does. Raises `SystemExit` where it ends before."""
+    """Wait for a condition on a process. Raises `SystemExit` if the process ends first."""
     end = time.monotonic() + LIMIT_S
     while not what():
         if process.poll() is not None or time.monotonic() > end:
@@ -73,7 +73,7 @@ def until(what: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Pat
 
 
 def cpu_of(process: psutil.Process) -> tuple[float, float]:
-    """CPU seconds of a process until now, and of all that it has started."""
+    """CPU seconds so far of a process, and of its descendants."""
     engine = 0.0
     for child in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -101,7 +101,7 @@ def run_batch(folder: Path, model: Path) -> Side:
 
 @contextmanager
 def server(folder: Path, model: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A `vllm serve` that answers: its address, and its process."""
+    """A ready `vllm serve`: its address, and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -123,7 +123,7 @@ def server(folder: Path, model: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def run_regrow(folder: Path, url: str, served: psutil.Process) -> Side:
-    """One run of `regrow batch run` over a server that runs."""
+    """One run of `regrow batch run` with a running server."""
     for each in ("out.jsonl", "out.jsonl.journal"):
         (folder / each).unlink(missing_ok=True)
     words = ["in.jsonl", "-o", "out.jsonl", "--workers", url, "--per-worker", "64", "--quiet"]
@@ -191,7 +191,7 @@ def measure(folder: Path, model: Path, rows: int, pairs: int) -> dict[str, float
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=ROWS, help="of the file")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="runs of each side")

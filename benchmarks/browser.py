@@ -1,4 +1,4 @@
-"""Headless Chromium over its DevTools protocol, as far as the live page's measurements need it."""
+"""Controls headless Chromium over its DevTools protocol, for the measurements of the live page."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ _KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "ArrowRight": 
 
 
 def find_chromium(given: str = "") -> str | None:
-    """The browser: as given, in `$CHROMIUM`, or by one of its usual names; None: there is none."""
+    """The browser: the given one, that of `$CHROMIUM`, or one of its usual names; None: there is none."""
     wanted = given or os.environ.get("CHROMIUM", "")
     return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, NAMES)), None)
 
@@ -33,8 +33,8 @@ class BrowserPage:
     """One page of a browser.
 
     Attributes:
-        errors: what its scripts have thrown, or its console and the browser have complained of.
-        requests: addresses that it has asked for.
+        errors: exceptions of its scripts, and errors of its console and of the browser.
+        requests: addresses that it has requested.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -46,7 +46,7 @@ class BrowserPage:
         self._reading = asyncio.create_task(self._read())
 
     async def open(self, address: str, *, width: int = 1280, height: int = 1000) -> None:
-        """Go there; returns when its scripts have run."""
+        """Open an address; returns when its scripts have run."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.ask(f"{domain}.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -55,7 +55,7 @@ class BrowserPage:
         await self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(address)}")
 
     async def ask(self, method: str, **params: object) -> dict[str, Any]:
-        """One command, and its answer. Raises `RuntimeError` where the browser refuses it."""
+        """Send a command, and return its result. Raises `RuntimeError` if the browser refuses it."""
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
@@ -66,14 +66,14 @@ class BrowserPage:
         return result
 
     async def look(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """The value of a JavaScript expression in the page."""
         said = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in said:
             raise RuntimeError(f"{expression}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
     async def wait_for(self, expression: str, *, within: float = 120.0, every: float = 0.02) -> Any:
-        """The value of an expression as soon as it is true. Raises `TimeoutError`."""
+        """Wait until an expression is true, and return its value. Raises `TimeoutError`."""
         deadline = time.monotonic() + within
         while not (value := await self.look(expression)):
             if time.monotonic() > deadline:
@@ -90,19 +90,19 @@ class BrowserPage:
             await self.ask("Input.dispatchKeyEvent", type="keyUp", **about)
 
     async def write(self, text: str) -> None:
-        """Into the field that has the focus."""
+        """Type into the focused field."""
         await self.ask("Input.insertText", text=text)
 
     async def use_scheme(self, scheme: str) -> None:
-        """`light` or `dark`."""
+        """Set the color scheme: `light` or `dark`."""
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     async def screenshot(self, path: Path) -> None:
-        """Picture of the page, as a PNG."""
+        """Write a picture of the page as a PNG."""
         path.write_bytes(base64.b64decode((await self.ask("Page.captureScreenshot", format="png"))["data"]))
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening to the browser."""
         await self._socket.close()
         await self._reading
 
@@ -128,7 +128,7 @@ class BrowserPage:
 
 @asynccontextmanager
 async def chromium(program: str) -> AsyncIterator[BrowserPage]:
-    """A browser with one empty page; it and its profile are gone at the end."""
+    """A browser with one empty page; the browser and its profile are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="regrow-browser-", ignore_cleanup_errors=True) as profile:
         words = ["--headless", "--remote-debugging-port=0", f"--user-data-dir={profile}", "--no-first-run"]
         words += ["--disable-gpu", "--hide-scrollbars", "--disable-background-networking", "about:blank"]

@@ -4,13 +4,13 @@
     python benchmarks/buddy.py --quick    # about 3 minutes
 
 One model of 25 million parameters with AdamW (300 MB of state), sharded by FSDP2 over four ranks on two nodes of this
-machine, with a thread each. At a copy every rank puts its 75 MB into shared memory, its node's agent sends it to the
-other node's while the next step runs, and that step's vote waits for it. On one machine both agents take their time
-from the same cores as the training; between machines the network does most of it.
+machine, with a thread each. For a copy every rank puts its 75 MB into shared memory, its node's agent sends it to the
+other node's agent during the next step, and that step's vote waits for it. On one machine both agents use the same
+cores as the training; between machines the network does most of the work.
 
-Four jobs run in turns, three paused while one trains. A turn has as many steps as hold the same number of copies for
-each side, and its figure is the mean time of a step; *overhead* is the median over the rounds of the ratio to the side
-without copies in the same round. *Streamed* is the speed at which one rank's copy reached the other node.
+Four jobs run in turns, three paused while one trains. A turn has enough steps for the same number of copies on each
+side, and its figure is the mean step time; *overhead* is the median over the rounds of the ratio to the side without
+copies in the same round. *Streamed* is the speed at which one rank's copy reached the other node.
 """
 
 import argparse
@@ -38,13 +38,13 @@ ENDLESS = 1_000_000
 EVERY = (0, 16, 4, 1)
 """Steps between two copies, for each side; 0: none."""
 BLOCK = 16
-"""Steps of a turn that count; one more, the first, is left out."""
+"""Counted steps of a turn, after one more that is left out."""
 START_DEADLINE = 180.0
 
 
 @dataclass
 class Side:
-    """One job and its mean step in each round."""
+    """One job, and its mean step time in each round."""
 
     every: int
     job: Job
@@ -52,7 +52,7 @@ class Side:
     steps: list[float] = field(default_factory=list)
 
     def streamed(self) -> float | None:
-        """GB/s at which a rank's copy reached the other node, the median of what was recorded."""
+        """Median speed in GB/s at which a rank's copy reached the other node."""
         lines = (self.records / "events.jsonl").read_bytes().splitlines()
         records = [msgspec.json.decode(line, type=AnyRecord) for line in lines]
         speeds = [each.nbytes / each.seconds / 1e9 for each in records if isinstance(each, CopyStreamed)]
@@ -69,7 +69,7 @@ def start(stack: ExitStack, folder: Path, every: int) -> Side:
     environment = {"OMP_NUM_THREADS": "1", "REGROW_HOME": str(folder)}
     job = Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
     stack.enter_context(job)
-    # Beyond the first two copies of each, whose memory is new.
+    # The first two copies need new memory, so wait for both.
     job.wait(lambda: job.world_step >= 2 * every + 3, deadline=START_DEADLINE, what="step after the second copy")
     job.pause()
     return Side(every, job, records)
@@ -86,7 +86,7 @@ def turn(job: Job) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[tuple[Side, float | None]]:
-    """All sides in turns, and how fast their copies went. Raises `JobStuck`."""
+    """Run all sides in turns; returns each with the speed of its copies. Raises `JobStuck`."""
     with ExitStack() as stack:
         sides = [start(stack, folder, every) for every in EVERY]
         for number in range(rounds):
@@ -99,12 +99,12 @@ def measure(folder: Path, rounds: int) -> list[tuple[Side, float | None]]:
 
 
 def overheads(side: Side, none: Side) -> list[float]:
-    """Percent, for each round."""
+    """Overhead in percent, for each round."""
     return [100 * (ours / plain - 1) for ours, plain in zip(side.steps, none.steps, strict=True)]
 
 
 def show(measured: list[tuple[Side, float | None]], console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     table = Table(title=f"Buddy copies of 300 MB of state, {WORLD} ranks on {NODES} nodes of one machine")
     for column in ("a copy every", "step (s)", "overhead", "from", "to", "streamed"):
         table.add_column(column, justify="right")

@@ -1,24 +1,24 @@
-"""Minutes of seeded faults of all kinds against hosts with a network between them: regrow, and torchrun beside it.
+"""Seeded faults of all kinds, for minutes, against hosts connected by a network: regrow and torchrun side by side.
 
     python benchmarks/chaos.py              # 30 minutes of faults a side, one every 20 s: over an hour
     python benchmarks/chaos.py --quick      # at most 8 minutes
 
-Needs root and `ip` (iproute2): each host is a network namespace with its own launcher, and a process of ours carries
-the frames between them, so that links can be slow and lossy on any kernel. Three hosts have two ranks each, a fourth
-is the spare. On each side two jobs of the same steps go on beside each other: one that nobody disturbs, and one that
-has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for the steps that the disturbed one
-made while there were faults, as a share of that time (what comes after the last one is not in it); of a job that goes
-on no more, the share that it made of all steps. Torchrun's side has the same plan, a checkpoint every 50 steps on a
-local disk, no spare (with one its agents start all workers again and again as soon as a host has come back),
-collectives that end after 20 s, and whatever ends there is started again as it is for regrow.
+Needs root and `ip` (iproute2): each host is a network namespace with its own launcher, and a process of the benchmark
+forwards the frames between them, so that links can be slow and lossy on any kernel. Three hosts have two ranks each, a
+fourth is the spare. Each side runs two jobs of the same steps side by side: one undisturbed, and one with the faults
+of the seed's plan. *Goodput*: the undisturbed job's time for the steps that the disturbed one made during the faults,
+as a share of the time of the faults (time after the last one is excluded); for a job that stops for good, the share of
+all steps that it made. Torchrun's side has the same plan, a checkpoint every 50 steps on a local disk, no spare (with
+one its agents restart all workers again and again once a host has come back) and collectives that time out after 20 s;
+ended processes are restarted as on regrow's side.
 
-Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow
+Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for good; regrow
 has `--hang-timeout 1`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
-for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both
-ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 1`, 10 s otherwise),
-and for 3 s 1 has all frames come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a
-second later. Under torchrun an agent is its launcher, and the coordinator the launcher of the host that its store is
-on. Where regrow's jobs have ended, what still runs of them and what they left in shared memory is counted.
+for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's host, 2 cut a host's link, in
+both directions or outgoing only, until the job continues without it, 20 s at most (regrow has `--node-lease 1`, 10 s
+otherwise); for 3 s, 1 delays all frames by 200 ms and 1 loses 5 of 100. Ended launchers are restarted a second later.
+Under torchrun the agent is its launcher, and the coordinator is the launcher on the host of its store. After the end of
+regrow's jobs, their remaining processes and shared memory are counted.
 """
 
 import argparse
@@ -47,26 +47,26 @@ from targets import tell, warn_if_busy
 from regrow.observe.ledger import Ledger, read_records
 
 STEP_GUESS = 0.19
-"""Seconds: what a step takes in all, to know how many steps fill the minutes."""
+"""Estimated seconds of a step, from which the number of steps is derived."""
 CALM_STEPS = 20
-"""At the beginning and at the end, without faults."""
+"""Steps without faults at the start and at the end."""
 START_S = 120.0
 AGAIN_S = 1.0
-"""Time after a fault at which a cluster has started ended launchers again."""
+"""Time after a fault at which a cluster restarts ended launchers."""
 END_S = 30.0
-"""Time after its last step by which no process of a job runs any more."""
+"""Time after its last step by which all processes of a job must have ended."""
 
 
 @dataclass
 class Struck:
-    """One fault, and what it cost: the longest time between two commits of the world around it, less a usual step."""
+    """One fault and its cost: the longest time between two commits of the world around it, less a median step."""
 
     kind: str
     cost: float
 
 
 def disturb(job: Job, kinds: list[str], every: float, seed: int, calm: Job) -> Iterator[Struck]:
-    """Strike until the plan is done, the job nears its end, or the plan's time is over by far."""
+    """Inject faults until the plan is done, the job nears its end, or the plan's time is far exceeded."""
     draw = random.Random(seed)
     deadline = time.monotonic() + 1.2 * every * len(kinds)
     for number, kind in enumerate(kinds):
@@ -104,11 +104,11 @@ class Result:
     incidents: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     left: list[str] = field(default_factory=list)
-    """Processes and folders in shared memory that outlive the jobs."""
+    """Processes and folders in shared memory that remain after the jobs."""
 
 
 def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int, quick: bool) -> Result:
-    """Both jobs of a side to their end."""
+    """Run both jobs of a side to their end."""
     steps = int(minutes * 60 / STEP_GUESS) + 2 * CALM_STEPS
     kinds = plan(seed, int(minutes * 60 / every), quick=quick)
     print(f"{side}: {steps} steps, {len(kinds)} faults, one about every {every:.0f} s", flush=True)
@@ -121,7 +121,7 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
             for fault in disturb(job, kinds, every, seed, calm):
                 struck.append(fault)
             over = time.monotonic()
-            if job.progress.newest >= job.steps / 2:  # else it is far behind, and would need hours to its end
+            if job.progress.newest >= job.steps / 2:  # else it is so far behind that it would take hours
                 job.wait(steps - 1, steps * STEP_GUESS + RECOVERY_S, calm.progress.look)
         except (Stuck, StopIteration, KeyError, psutil.Error) as error:
             stuck = f"{type(error).__name__}: {error}"
@@ -142,9 +142,9 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
 
 
 def goodput(job: Job, calm: Job, over: float | None) -> float:
-    """Time of the undisturbed job, over the other's, for the steps that this one made until the faults were `over`.
+    """Goodput: the undisturbed job's time, over the other's, for the steps made until the faults were `over`.
 
-    Of a job that did not go on (None): the share that it made of all steps.
+    For a job that did not continue (None): the share of all steps that it made.
     """
     ours, theirs, began = job.progress, calm.progress, CALM_STEPS
     if over is None:
@@ -154,13 +154,13 @@ def goodput(job: Job, calm: Job, over: float | None) -> float:
 
 
 def same_losses(one: Progress, other: Progress) -> bool:
-    """True if every loss that either has ever committed is the same, bit by bit."""
+    """True if all losses that either job committed are bitwise equal."""
     both = one.losses.keys() & other.losses.keys()
     return len(both) >= 0.9 * len(other.losses) and all(one.losses[at] == other.losses[at] for at in both)
 
 
 def show(results: dict[str, Result], console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     table = Table(title="Seconds without a step: median (most)")
     table.add_column("fault")
     for side in results:
@@ -196,7 +196,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no host stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the network namespaces are removed
     if shutil.which("ip") is None or os.geteuid() != 0:
         print("chaos.py makes network namespaces: it needs root and the command ip (iproute2)", file=sys.stderr)
         return 1

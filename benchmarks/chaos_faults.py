@@ -1,4 +1,4 @@
-"""Faults that strike the jobs of `chaos.py`: their kinds, how often each comes, and how each is made."""
+"""Faults of `chaos.py`: their kinds, their frequencies, and their implementation."""
 
 import os
 import random
@@ -30,7 +30,7 @@ QUICK_DECK = {**dict.fromkeys(DECK, 1), "rank killed": 4}
 
 
 def plan(seed: int, faults: int, *, quick: bool) -> list[str]:
-    """Draw `faults` kinds in an order from the seed, each as often as the deck says."""
+    """Draw `faults` kinds in an order from the seed, with the frequencies of the table."""
     draw, deck = random.Random(seed), QUICK_DECK if quick else DECK
     cards: list[str] = []
     while len(cards) < faults:
@@ -41,7 +41,7 @@ def plan(seed: int, faults: int, *, quick: bool) -> list[str]:
 
 
 def strike(job: Job, kind: str, draw: random.Random) -> None:
-    """Let one fault happen, and mend what a cluster mends: links come back."""
+    """Inject one fault, and undo it as a cluster would: links come back."""
     rank, coordinator = draw.randrange(WORLD), job.coordinator
     other = (rank + draw.randrange(1, WORLD)) % WORLD
     away = draw.choice(sorted({job.host_of(rank) for rank in range(WORLD)} - {coordinator}))
@@ -52,7 +52,7 @@ def strike(job: Job, kind: str, draw: random.Random) -> None:
             first, second = job.progress.pids[rank], job.progress.pids[other]
             os.kill(first, signal.SIGKILL)
             time.sleep(draw.uniform(0.0, 0.3))
-            with suppress(ProcessLookupError):  # under torchrun all of a host are ended by then
+            with suppress(ProcessLookupError):  # under torchrun all processes of a host may have ended by then
                 os.kill(second, signal.SIGKILL)
         case "rank hangs":
             os.kill(job.progress.pids[rank], signal.SIGSTOP)
@@ -77,7 +77,7 @@ def strike(job: Job, kind: str, draw: random.Random) -> None:
 
 
 def _cut(job: Job, host: int, *, one_way: bool) -> None:
-    """Until the job goes on without that host, or for a while."""
+    """Cut a host's link until the job continues without that host, or until a time limit."""
     before, others = job.progress.newest, [other for other in range(HOSTS) if other != host]
     if one_way:
         for other in others:

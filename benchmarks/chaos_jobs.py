@@ -1,4 +1,4 @@
-"""The jobs of `chaos.py`: a job on hosts of its own, under regrow or under torchrun, and what it has committed."""
+"""The jobs of `chaos.py`: a job on hosts of its own, under regrow or torchrun, and its committed steps."""
 
 import os
 import subprocess
@@ -24,24 +24,24 @@ HERE = Path(__file__).resolve().parent
 HOSTS, RANKS_A_HOST = 4, 2
 WORLD = (HOSTS - 1) * RANKS_A_HOST
 PACE = 0.15
-"""Seconds that a step sleeps."""
+"""Duration of a step's sleep, in seconds."""
 HANG_S, LEASE_S = 1.0, 1.0
-"""Regrow's bounds for steps that short: five of them."""
+"""Regrow's time limits for such short steps: about five steps."""
 PORT = 29400
 
 
 def data_folders() -> set[str]:
-    """The folders of data caches in shared memory, of all jobs of this machine."""
+    """The folders of data caches in shared memory, of all jobs on this machine."""
     return {str(folder) for folder in Path("/dev/shm").glob("regrow-data-*")}
 
 
 class Stuck(Exception):
-    """The job did not come back after a fault, or did not start."""
+    """The job did not recover after a fault, or did not start."""
 
 
 @dataclass
 class Progress:
-    """Steps that a job has committed, from its records."""
+    """Committed steps of a job, from its records."""
 
     tail: RecordTail
     first: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -54,17 +54,17 @@ class Progress:
     """Steps that a rank computed again after it had committed them."""
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new records."""
         for line in self.tail.poll():
             if not isinstance(line, StepCommitted):
                 continue
             if line.rank in self.first[line.step] and not line.adopted:
                 self.redone.add(line.step)
             self.first[line.step].setdefault(line.rank, line.at)
-            if not line.adopted:  # else the worker has the state of that step from another
+            if not line.adopted:  # else the worker received the state of that step from a peer
                 self.losses[line.step, line.rank].add(line.metrics["loss"])
                 self.pids[line.rank] = int(line.metrics["pid"])
-        # What a host had committed last may never have been written: only its ranks' lines of that step are missing.
+        # A host's last commit may not have been written: only its ranks' lines of that step are missing.
         whole = (step for step in range(max(self.first, default=-1), self.newest, -1) if self.whole(step))
         self.newest = next(whole, self.newest)
 
@@ -73,12 +73,12 @@ class Progress:
         return len(self.first.get(step, ())) == WORLD
 
     def at(self, step: int) -> float:
-        """Time at which every rank had committed a step, one that is whole."""
+        """Time at which every rank had committed a whole step."""
         return max(self.first[step].values())
 
 
 class Job:
-    """A job on hosts of its own. Left, nothing of it is running."""
+    """A job on hosts of its own, which ends with the block."""
 
     def __init__(self, side: str, name: str, folder: Path, steps: int) -> None:
         self.side, self.name, self.steps = side, name, steps
@@ -92,7 +92,7 @@ class Job:
     def __enter__(self) -> Self:
         self.folder.mkdir()
         self.network.open()
-        # Without a spare: when a host has come back beside one, torchrun's agents restart all workers again and again.
+        # Without a spare: if a host returns while there is one, torchrun's agents restart all workers again and again.
         for host in range(HOSTS if self.side == "regrow" else HOSTS - 1):
             self.start(host)
         return self
@@ -103,7 +103,7 @@ class Job:
             process.wait(30)
 
     def start(self, host: int) -> None:
-        """The launcher of a host."""
+        """Start the launcher of a host."""
         address, endpoint = self.network.address(host), f"{self.network.address(0)}:{PORT}"
         if self.side == "regrow":
             words = ["regrow", "run", f"--job={self.name}", f"--nnodes={HOSTS}", "--spares=1", f"--node-rank={host}"]
@@ -120,7 +120,7 @@ class Job:
     def _launch(self, host: int, *words: str) -> None:
         around = {"REGROW_HOME": str(self.folder), "REGROW_TOKEN": self.name, "OMP_NUM_THREADS": "1"}
         around |= {"GLOO_SOCKET_IFNAME": "eth0", "XDG_RUNTIME_DIR": str(self.folder), "REGROW_NO_HEALTH": "1"}
-        # Without this variable torchrun's restarts hang or die now and then: it would lose more than it has to.
+        # Without this variable torchrun's restarts sometimes hang or die, which would count against it.
         around |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         command = ["ip", "netns", "exec", self.network.name(host), sys.executable, "-m", *words]
         with self._log.open("ab") as log:
@@ -129,7 +129,7 @@ class Job:
             )
 
     def restart(self) -> None:
-        """Hosts whose launchers have ended are there again."""
+        """Restart the ended launchers."""
         if self.ended:
             return
         for host, launcher in self._launchers.items():
@@ -143,20 +143,20 @@ class Job:
                 self.start(host)
 
     def _office(self) -> tuple[str, str]:
-        """Address of the coordinator: its host's, and its port."""
+        """Address of the coordinator: host and port."""
         entry = read_entry(self.records)
         host, _, port = (entry.address if entry else f"{self.network.address(0)}:{PORT}").rpartition(":")
         return host, port
 
     @property
     def coordinator(self) -> int:
-        """The host that the job's coordinator runs on, or torchrun's store."""
+        """The host of the job's coordinator, or of torchrun's store."""
         at = self._office()[0] if self.side == "regrow" else self.network.address(0)
         return next(host for host in range(HOSTS) if self.network.address(host) == at)
 
     @property
     def elected(self) -> bool:
-        """True if the coordinator is not the first one any more."""
+        """True if the coordinator has been replaced."""
         return self.side == "regrow" and self._office() != (self.network.address(0), str(PORT))
 
     @property
@@ -166,11 +166,11 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Of the last state."""
+        """Digest of the final state."""
         return (self.folder / "digest").read_text()
 
     def left_behind(self, within: float) -> list[str]:
-        """Processes of it that still run `within` seconds after its last step."""
+        """Processes of the job that still run `within` seconds after its last step."""
         deadline = time.monotonic() + within
         while (alive := [pid for host in range(HOSTS) for pid in self.network.processes(host)]) and (
             time.monotonic() < deadline
@@ -179,7 +179,7 @@ class Job:
         return [f"process {pid} of {self.name}" for pid in alive]
 
     def wait(self, step: int, seconds: float, *beside: Callable[[], object]) -> None:
-        """Until every rank has committed it. Raises `Stuck`."""
+        """Wait until every rank has committed a step. Raises `Stuck`."""
         deadline = time.monotonic() + seconds
         while self.progress.newest < step:
             self.progress.look()
@@ -190,16 +190,16 @@ class Job:
             time.sleep(0.05)
 
     def host_of(self, rank: int) -> int:
-        """Host of a rank now."""
+        """Present host of a rank."""
         pid = self.progress.pids[rank]
         return next(host for host in range(HOSTS) if pid in self.network.processes(host))
 
     def launcher(self, host: int) -> int:
-        """Its process."""
+        """Process id of a host's launcher."""
         return self._launchers[host].pid
 
     def agent(self, host: int) -> int:
-        """The process that looks after a host's workers: torchrun is its own."""
+        """Process id of a host's agent; torchrun's launcher is its own agent."""
         if self.side == "torchrun":
             return self.launcher(host)
         children = psutil.Process(self.launcher(host)).children()

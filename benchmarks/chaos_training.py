@@ -1,7 +1,7 @@
-"""The training of `chaos.py`: a small model whose steps last as long as one is told, under torchrun or under regrow.
+"""The training of `chaos.py`: a small model with steps of a given duration, under torchrun or regrow.
 
-What a step computes is little, so that many ranks on few cores keep the pace, and a fault costs what its recovery
-costs. At the end rank 0 writes a digest of the parameters and the optimizer's state.
+A step computes little, so that many ranks on few cores keep the pace, and a fault costs only its recovery. At the end
+rank 0 writes a digest of the parameters and the optimizer's state.
 """
 
 import argparse
@@ -22,7 +22,7 @@ IN, WIDTH, SAMPLES = 32, 64, 4
 
 
 def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """The model as every rank starts with it, and its optimizer."""
+    """The initial model, the same on every rank, and its optimizer."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     net = nn.Sequential(nn.Linear(IN, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
@@ -36,7 +36,7 @@ def batch_of(step: int, rank: int) -> Tensor:
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, pace: float) -> Tensor:
-    """One step that lasts `pace` seconds more than it has to; its loss."""
+    """Run one step that sleeps `pace` seconds in addition; returns its loss."""
     time.sleep(pace)
     loss = nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True).sin())
     loss.backward()  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, pac
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of all bits of parameters and moments."""
+    """Digest of all bits of parameters and moments."""
     total = hashlib.sha256()
     for tensor in model.state_dict().values():
         total.update(tensor.numpy().tobytes())
@@ -57,7 +57,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def under_regrow(args: argparse.Namespace) -> tuple[int, str]:
-    """Each step is a transaction. Returns rank and digest."""
+    """Train with each step as a transaction. Returns rank and digest."""
     import regrow
 
     session = regrow.init()
@@ -71,8 +71,8 @@ def under_regrow(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def under_torchrun(args: argparse.Namespace) -> tuple[int, str]:
-    """Plain DDP that goes on from its newest checkpoint. Returns rank and digest."""
-    # A collective that waits for a rank that is gone ends after this; the default is half an hour.
+    """Train with plain DDP, resumed from its newest checkpoint. Returns rank and digest."""
+    # Time limit of a collective with a lost rank; the default is half an hour.
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     model, optimizer = build()
@@ -82,7 +82,7 @@ def under_torchrun(args: argparse.Namespace) -> tuple[int, str]:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = int(saved["step"])
-    # Torchrun counts restarts anew where a host is new: the time tells generations apart.
+    # Torchrun restarts its count on a new host, so the time identifies generations.
     generation = int(time.monotonic())
     with (args.records / f"steps.rank{rank}.jsonl").open("a", buffering=1) as records:
         for step in range(first, args.steps):

@@ -1,16 +1,16 @@
-"""All-reduce of tensors in the processor's memory: gloo against regrow's own transport, side by side on one machine.
+"""All-reduce of CPU tensors: gloo against regrow's own transport, side by side on one machine.
 
     python benchmarks/collectives.py            # some minutes
     python benchmarks/collectives.py --quick    # one to two minutes
 
-Forks 2, 4, 8, 16 and 32 ranks with a thread each. The transports are formed in the same processes and called in turns,
-each first in every other round; the time is rank 0's, from a barrier of all ranks until its call has returned, and the
-figure is the median over the rounds. Sizes: 1 KB, as a loss or a gradient norm, 1 MB, and 100 MB, as several buckets of
-gradients. Above 16 ranks regrow speaks in rounds to a few peers; `direct` is what it would be if each spoke to each.
+Forks 2, 4, 8, 16 and 32 ranks with a thread each. The transports are set up in the same processes and called in turns,
+in alternating order; the time is rank 0's, from a barrier of all ranks until its call returns, and the figure is the
+median over the rounds. Sizes: 1 KB, as a loss or a gradient norm, 1 MB, and 100 MB, as several buckets of gradients.
+Above 16 ranks regrow communicates in rounds with a few peers; `direct` has each rank communicate with all others.
 
     python benchmarks/collectives.py --before ../before --worlds 2 4 8 16
 
-has the transport of another checkout of this repository beside it, in the same processes and turns.
+adds the transport of another checkout of this repository, in the same processes and turns.
 """
 
 import argparse
@@ -46,12 +46,12 @@ WORLDS = (2, 4, 8, 16, 32)
 FORM_S = 30.0
 DEADLINE_S = 300.0
 COMPARED = ("gloo", "before")
-"""The sides that the mesh is held against."""
+"""The sides with which the mesh is compared."""
 MANY = 1 << 20
 
 
 class Size(NamedTuple):
-    """One size of tensor: how often it is reduced a round."""
+    """One size of tensor, with its number of reductions a round."""
 
     name: str
     elements: int
@@ -65,19 +65,19 @@ Times = dict[str, dict[str, list[float]]]
 
 
 class RankFailed(Exception):
-    """A rank ended with an error or not at all; its traceback is on standard error."""
+    """A rank failed or did not end; its traceback is on standard error."""
 
 
 def measure(world: int, *, rounds: int, take: "Callable[[int, int, str, int], Times] | None" = None) -> Times:
-    """Fork the ranks and wait for what rank 0 has measured.
+    """Fork the ranks and return rank 0's times.
 
     Args:
         world: ranks.
-        rounds: how often each side has its turn.
-        take: what a rank does, given its number, the world, a folder and the rounds.
+        rounds: number of turns of each side.
+        take: runs one rank, given its number, the world size, a folder and the rounds.
 
     Raises:
-        RankFailed: no times came.
+        RankFailed: rank 0 sent no times.
     """
     with tempfile.TemporaryDirectory(prefix="regrow-collectives-") as folder:
         reader, writer = os.pipe()
@@ -88,7 +88,7 @@ def measure(world: int, *, rounds: int, take: "Callable[[int, int, str, int], Ti
                 text = pipe.read() if select.select([pipe], [], [], DEADLINE_S)[0] else b""
         finally:
             for pid in ranks:
-                os.kill(pid, signal.SIGKILL)  # it has ended, or has had its time; the number is its until the wait
+                os.kill(pid, signal.SIGKILL)  # it has ended or its time is up; the pid is valid until it is waited for
                 os.waitpid(pid, 0)
     if not text:
         raise RankFailed("no times came from rank 0")
@@ -104,7 +104,7 @@ def _fork(
         return pid
     code = 1
     if rank != 0:
-        os.close(writer)  # so that the end of the pipe is the end of rank 0
+        os.close(writer)  # so that the pipe ends when rank 0 ends
     try:
         times = take(rank, world, folder, rounds)
         if rank == 0:
@@ -112,7 +112,7 @@ def _fork(
         code = 0
     except BaseException:  # noqa: BLE001  whatever it is, it ends this process and is shown
         traceback.print_exc()
-    os._exit(code)  # not through the interpreter's end: gloo's threads would be torn down by it
+    os._exit(code)  # skips the interpreter's shutdown, which would destroy gloo's threads
 
 
 def _rank(rank: int, world: int, folder: str, rounds: int, before: Path | None = None) -> Times:
@@ -144,7 +144,7 @@ def _rank(rank: int, world: int, folder: str, rounds: int, before: Path | None =
 
 
 def transport_of(checkout: Path, keys: Any, rank: int, world: int, folder: str) -> Any:
-    """The transport of another checkout, whose package is loaded beside this one."""
+    """The transport of another checkout, whose package is loaded beside the present one."""
     ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "regrow"}
     source = checkout / "packages" / "regrow" / "src"
     sys.path.insert(0, str(source if source.is_dir() else checkout / "src"))  # until decision 0086
@@ -167,10 +167,10 @@ def transport_of(checkout: Path, keys: Any, rank: int, world: int, folder: str) 
 
 
 def in_turns(sides: dict[str, AllReduce], barrier: Callable[[], None], rounds: int) -> Times:
-    """One rank's times of each side, each first in every other round."""
+    """One rank's times of each side, in alternating order."""
     _check(sides)
     times: Times = {size.name: {side: [] for side in sides} for size in SIZES}
-    for number in range(rounds + 1):  # the first is not counted: it makes connections and memory
+    for number in range(rounds + 1):  # the first is not counted: it sets up connections and memory
         order = list(sides) if number % 2 else [*sides][::-1]
         for size in SIZES:
             for side in order:
@@ -219,12 +219,12 @@ def _sides(found: dict[int, Times]) -> list[str]:
 
 
 def _ratio(times: dict[str, list[float]], side: str) -> float:
-    """Ratio of the mesh's time to another side's: the median over the rounds, in each of which both had their turn."""
+    """Ratio of the mesh's time to another side's: the median of the rounds' ratios."""
     return median(ours / other for ours, other in zip(times["mesh"], times[side], strict=True))
 
 
 def figures(found: dict[int, Times]) -> dict[str, float]:
-    """The numbers for `--json`: median milliseconds a call, by side, ranks and size; and ratios to another checkout."""
+    """The figures for `--json`: median milliseconds a call, by side, ranks and size; and ratios to another checkout."""
     sides = _sides(found)
     milliseconds = {
         f"{side}_{world}_{size.name}_ms": 1000 * median(times[size.name][side])

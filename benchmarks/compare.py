@@ -1,11 +1,11 @@
-"""Every benchmark's `--quick` of another checkout and of this one, one after the other, and their figures in one table.
+"""Runs every benchmark's `--quick` of another checkout and of this one, and puts their figures into one table.
 
     git worktree add ../before COMMIT && make -C ../before venv
     python benchmarks/compare.py ../before --out build/compare.md
 
-The two sides take turns, benchmark by benchmark and round by round, so that a load hits both; which of them begins
-changes with each round. A figure is the median of its rounds. A benchmark that only one side has is left out; one that
-fails or takes too long is named, and the others go on.
+The two sides take turns, benchmark by benchmark and round by round, so that load affects both; they alternate in going
+first. A figure is the median of its rounds. A benchmark that only one side has is left out; one that fails or takes too
+long is named, and the others continue.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 LONGEST_S = 1_200.0
-"""For one benchmark of one side."""
+"""Time limit for one benchmark of one side."""
 
 Figures = Mapping[str, float]
 
 
 def comparable(before: Path, after: Path) -> list[str]:
-    """The names of the benchmarks that both have, and that can be run quickly and write their figures."""
+    """The names of the benchmarks that both checkouts have, with options `--quick` and `--json`."""
     return [
         path.stem
         for path in sorted((after / "benchmarks").glob("*.py"))
@@ -41,10 +41,10 @@ def _measures(path: Path) -> bool:
 
 
 def measured(side: Path, benchmark: str) -> Figures:
-    """The figures of one run.
+    """The figures of one benchmark.
 
     Raises:
-        RuntimeError: it failed, or took longer than `LONGEST_S`; with the last of what it printed.
+        RuntimeError: it failed, or took longer than `LONGEST_S`; with the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
@@ -60,7 +60,7 @@ def measured(side: Path, benchmark: str) -> Figures:
 
 
 def table(benchmark: str, before: Sequence[Figures], after: Sequence[Figures]) -> Iterator[str]:
-    """A row for each figure that both sides have, and the names of those that only one has."""
+    """A row for each figure of both sides, and the names of the figures of only one."""
     old, new = _medians(before), _medians(after)
     for name in sorted(old.keys() & new.keys()):
         ratio = f"{new[name] / old[name]:.2f}" if old[name] else "-"
@@ -79,7 +79,7 @@ def _medians(rounds: Sequence[Figures]) -> dict[str, float]:
 
 
 def compare(before: Path, benchmark: str, rounds: int) -> list[str]:
-    """Rows of the table for one benchmark, or one that says why there are none."""
+    """Rows of the table for one benchmark, or one row with the reason for having none."""
     sides: dict[Path, list[Figures]] = {before: [], HERE: []}
     for turn in range(rounds):
         for side in (before, HERE) if turn % 2 == 0 else (HERE, before):
@@ -94,7 +94,7 @@ def compare(before: Path, benchmark: str, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Run all, and print the table as it grows."""
+    """Run all benchmarks, and print the table row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="another checkout, with its own .venv")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each side; more than one gives medians")

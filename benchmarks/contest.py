@@ -1,6 +1,6 @@
-"""One job of a benchmark: started, watched through its records, struck, and ended without leftovers.
+"""One job of a benchmark: started, followed through its records, subjected to faults, and ended without leftovers.
 
-The same code for every side. What differs between sides is a command line and a folder of records.
+The code is the same for every side. Sides differ in a command line and a folder of records.
 """
 
 import os
@@ -30,12 +30,12 @@ STOP_DEADLINE: Seconds = 20.0
 
 
 class JobStuck(Exception):
-    """An event that a benchmark waited for did not come; the message names it, and the file of the job's output."""
+    """An event that a benchmark waited for did not occur; the message names it, and the job's output file."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL of the process that filled a rank, and the generation that it ended."""
+    """One SIGKILL of a rank's process, and the generation that it ended."""
 
     rank: int
     killed_at: float
@@ -44,7 +44,7 @@ class Kill:
 
 
 class Job:
-    """A job under a launcher. Entered, it has started; left, nothing of it is running.
+    """A job under a launcher: started on entry, and completely ended on exit.
 
     Args:
         name: for messages.
@@ -105,12 +105,12 @@ class Job:
 
     @property
     def ledger(self) -> Ledger:
-        """All that the job has written so far, as of the last look."""
+        """All that the job had written at the last `look`."""
         return self.scene.ledger
 
     @property
     def ended(self) -> bool:
-        """True if the launcher is gone."""
+        """True if the launcher has ended."""
         return self._process is not None and self._process.poll() is not None
 
     def wait(self, until: Callable[[], bool], *, deadline: Seconds, what: str) -> None:
@@ -125,7 +125,7 @@ class Job:
                 time.sleep(POLL)
 
     def look(self) -> bool:
-        """Read what is new in the records; whether there was anything."""
+        """Read new records; returns True if there were any."""
         new = self._tail.poll()
         self.scene.add_all(new)
         return bool(new)
@@ -162,18 +162,18 @@ class Job:
         return newest
 
     def pause(self) -> None:
-        """Stop every rank where it is."""
+        """Stop all ranks by SIGSTOP."""
         self._paused = True
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let every rank go on."""
+        """Continue all ranks."""
         self._paused = False
         self._signal(signal.SIGCONT)
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that there are now."""
+        """The present ranks."""
         return range(self.ledger.world)
 
     def _signal(self, sign: signal.Signals) -> None:
@@ -216,10 +216,10 @@ def redone_steps(ledger: Ledger, kill: Kill) -> int:
 
 
 def strike(job: Job, draw: random.Random, *, kills: int, warm: Callable[[], bool]) -> list[Kill]:
-    """Kill random ranks, each at a random moment of a step, and stop at the first kill that is not recovered.
+    """Kill random ranks, each at a random time in a step, and stop at the first kill without recovery.
 
     Between kills at least three steps pass, then up to nine more, so that a kill can fall anywhere between two
-    checkpoints; and the next one waits until the job is `warm` again.
+    checkpoints; the next kill waits until the job is `warm` again.
     """
     struck: list[Kill] = []
     for number in range(kills):

@@ -1,8 +1,8 @@
-"""Speed at which the coordinator is heard: the real one, with up to 5,000 simulated agents over real sockets.
+"""Latency of the coordinator: the real one, with up to 5,000 simulated agents over real sockets.
 
-A worker dies; from the report of it until the last of the others is told to give its groups up (abort), and until the
-last of all is told its place in the next generation (assign). Coordinator and agents share this machine's cores, so
-the agents' needs are in the figures too. A process has many agents (`simulated_agents.py`), each with its own socket.
+A worker dies. Measured from the report of its death until the last survivor is ordered to abort its groups (abort), and
+until the last one has received its place in the next generation (assign). Coordinator and agents share this machine's
+cores, so the figures include the agents' work. A process has many agents (`simulated_agents.py`), a socket each.
 
 python benchmarks/control_plane.py [--quick] [--json FILE] [--ranks-per-agent N] [--agents N,...]
 """
@@ -47,13 +47,13 @@ _AGENTS = Path(__file__).with_name("simulated_agents.py")
 
 
 class AgentsProcess:
-    """A process with many agents."""
+    """A process that simulates many agents."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     async def end(self) -> None:
-        """Nobody is left to speak with."""
+        """Close the process."""
         self.process.kill()
         await self.process.wait()
 
@@ -64,14 +64,14 @@ class AgentsProcess:
         return json.loads(line)
 
     async def ask(self, what: str) -> Any:
-        """Tell it what to do; what came of it."""
+        """Send a command; returns the reply."""
         if self.process.stdin is not None:
             self.process.stdin.write(what.encode() + b"\n")
         return await self.hear()
 
 
 async def started(stack: AsyncExitStack, port: int, agents: int, nproc: int) -> list[AgentsProcess]:
-    """All agents, connected."""
+    """All agents, connected to the coordinator."""
     count = min(PROCESSES, agents)
     edges = [agents * number // count for number in range(count + 1)]
     made: list[AgentsProcess] = []
@@ -92,7 +92,7 @@ async def started(stack: AsyncExitStack, port: int, agents: int, nproc: int) -> 
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for the machine."""
+    """Wait for a condition on the coordinator."""
     deadline = time.monotonic() + _PATIENCE_S
     while not holds():
         if time.monotonic() > deadline:
@@ -101,7 +101,7 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str, float]:
-    """One job of `agents` agents, and `kills` deaths in it."""
+    """Run one job of `agents` agents, with `kills` deaths."""
     spec = JobSpec(JobId("bench"), nproc, agents, 1, Warmth.BUILT, 1000, 3600.0, None, False)
     machine, world, begun = Membership(spec), agents * nproc, time.monotonic()
     async with AsyncExitStack() as stack:
@@ -146,7 +146,7 @@ async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str
                     raise SystemExit(f"{got} of {count} workers were told: {[report['counts'] for report in reports]}")
                 last = max(report["last"][order] for report in reports if order in report["last"])
                 figures[name].append(last - died)
-        coordinator.end(EndJob(0, "all is measured"))  # else it would mourn each of the agents
+        coordinator.end(EndJob(0, "all is measured"))  # else it would handle the loss of each agent
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = {name: median(values) for name, values in figures.items()}
     worst = {f"most_{name}": max(values) for name, values in figures.items() if name != "cpu_s"}
@@ -154,13 +154,13 @@ async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str
 
 
 def cpu() -> float:
-    """Seconds that this process, the coordinator's, has computed."""
+    """CPU seconds of this process, the coordinator's."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def measured(agents: int, nproc: int, kills: int) -> dict[str, float]:
-    """The same in a process of its own, so that memory is that of this size."""
+    """As `measure`, in a process of its own, so that its memory is that of this size."""
     words = ["--measure", str(agents), "--ranks-per-agent", str(nproc), "--kills", str(kills)]
     done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -181,7 +181,7 @@ COLUMNS = {
 
 
 def show(found: dict[int, dict[str, float]], nproc: int, kills: int) -> None:
-    """A table, and how the figures grow."""
+    """Print a table, and the growth of the figures."""
     table = Table(title=f"{nproc} ranks an agent, {kills} deaths each: medians, seconds")
     for name in ("agents", "ranks", *COLUMNS.values()):
         table.add_column(name, justify="right")

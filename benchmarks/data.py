@@ -4,27 +4,27 @@
     python benchmarks/data.py --quick     # fewer rounds and a small corpus, about 4 minutes
     python benchmarks/data.py --streaming-python ~/streaming/bin/python    # where that is another environment
 
-**First batch.** A new process, forked from one with torch imported, takes the place of a lost worker at step 10, 1,000
-and 100,000: the time from its first instruction to its first batch of 8 samples of 128 tokens, shuffled. regrow's
-slices it out of the mapped corpus. A `DataLoader` with one loader worker and `persistent_workers` reads all batches
-before and throws them away; *skips indices* draws their indices only, as good skipping samplers do; mosaicml-streaming
-is resumed by its `state_dict`, with the samples in its own format, forked after its imports just as the others. Step
-100,000 is measured once where all batches are read, the rest several times.
+**First batch.** A new process, forked from one with torch imported, replaces a lost worker at step 10, 1,000 and
+100,000: the time from its first instruction to its first batch of 8 samples of 128 tokens, shuffled. regrow slices the
+batch out of the mapped corpus. A `DataLoader` with one loader worker and `persistent_workers` reads all earlier batches
+and discards them; *skips indices* only draws their indices, as good skipping samplers do; mosaicml-streaming is resumed
+by its `state_dict`, with the samples in its own format, forked after its imports like the others. Step 100,000 is
+measured once if all batches are read, the rest several times.
 
-**Memory.** 1, 2, 4 and 8 ranks go through a corpus of 2 GB in batches of 16 windows of 1,024 tokens, each rank through
-its share; every eighth window, which brings in each page. Counted when all are through, each page once (Pss): all of
-the ranks and loader workers, and the corpus in the page cache; less what the same processes have had at their first
-batch besides the corpus. `DataLoader` over the corpus loaded into each rank, as far as it fits into half of the free
-memory, and over `numpy.memmap`. What was loaded is not counted a second time in the page cache.
+**Memory.** 1, 2, 4 and 8 ranks read a corpus of 2 GB in batches of 16 windows of 1,024 tokens, a share each; every
+eighth window, which loads every page. Counted at the end, each page once (Pss): all ranks and loader workers, and the
+corpus in the page cache; less the memory of the same processes at their first batch without the corpus. Sides:
+`DataLoader` over the corpus loaded into each rank, if it fits into half of the free memory, and over `numpy.memmap`. A
+loaded corpus is not counted a second time in the page cache.
 
 **Throughput.** Batches a second of ranks that compute nothing: 64 windows of 1,024 tokens, at 1, 2 and 4 ranks, and 16
-with a transform of 1 ms of the processor's time each, at 1 and 2. Tokens are sliced out of the mapped corpus by the
-ranks themselves. What is transformed comes from the node's cache, which a producer fills with one loader worker a rank;
-it has room for 64 batches, which are read before the clock starts: nothing was made in advance. `DataLoader` has one
-loader worker a rank and `persistent_workers`. The sides take turns, each after the other has come to rest. The figure
-is the median over the rounds of the ratio to `DataLoader` in the same round.
+with a transform of 1 ms of CPU time each, at 1 and 2. Ranks slice tokens out of the mapped corpus themselves.
+Transformed samples come from the node's cache, which a producer fills with one loader worker a rank; it has room for 64
+batches, which are read before the clock starts, so that no batch is made in advance. `DataLoader` has one loader worker
+a rank and `persistent_workers`. The sides take turns, each after the other has become idle. The figure is the median
+over the rounds of the ratio to `DataLoader` in the same round.
 
-Targets stand in `targets.py`; a missed one is printed as missed. Exits with 1 when something could not be measured.
+The targets are in `targets.py`; a missed one is printed as missed. Exits with 1 if a measurement failed.
 """
 
 import argparse
@@ -54,9 +54,9 @@ STEPS = (10, 1000, 100_000)
 FIRST = {"ours": "", "DataLoader": "dataloader_", "skips indices": "dataloader_skip_", "streaming": "streaming_"}
 
 SMALL_TOKENS = 105_000_000
-"""Of the corpus for first batches and throughput: a bit over 100,000 batches of 8 samples of 128."""
+"""Tokens of the corpus for first batches and throughput: a bit over 100,000 batches of 8 samples of 128."""
 AHEAD = 64
-"""Batches that the cache has room for where throughput is measured."""
+"""Batches for which the cache has room in the measurement of throughput."""
 KINDS = {
     "tokens": "",
     "transform": "_transform",
@@ -64,7 +64,7 @@ KINDS = {
     "tokens, 4 ranks": "_4_ranks",
     "transform, 2 ranks": "_transform_2_ranks",
 }
-"""Reads whose throughput is measured, and the endings of their figures' names."""
+"""Readings for the measurement of throughput, and the suffixes of their figures' names."""
 ON_DISK = 4_000_000_000
 
 
@@ -73,7 +73,7 @@ ON_DISK = 4_000_000_000
 
 @dataclass
 class FirstBatches:
-    """Seconds by side and step. `work`: of the processor, for ours; `copied`: whether one was no view of the cache."""
+    """Seconds by side and step. `work`: CPU seconds, for regrow; `copied`: True if a batch was no view of the cache."""
 
     seconds: dict[str, dict[int, list[Seconds]]]
     work: list[Seconds] = field(default_factory=list)
@@ -81,13 +81,13 @@ class FirstBatches:
     streaming_missing: str = ""
 
     def median(self, side: str, step: int) -> Seconds | None:
-        """Of what was measured, if anything was."""
+        """Median of the measured values; None: there is none."""
         told = self.seconds.get(side, {}).get(step)
         return median(told) if told else None
 
 
 def measure_first(place: Place, streaming_python: str) -> FirstBatches:
-    """All sides in turns; streaming, in processes of its own environment, afterwards."""
+    """Run all sides in turns; streaming afterwards, in processes of its own environment."""
     reading = Reading(str(place.tokens.parent), length=128, stride=128, batch_size=8)
     result = FirstBatches({side: {step: [] for step in STEPS} for side in list(FIRST)[:3]})
     for step in STEPS:
@@ -119,7 +119,7 @@ def _ask(body: Body) -> list[float]:
 
 
 def _streaming(place: Place, python: str, reading: Reading) -> dict[int, list[Seconds]] | str:
-    """Measurements of `streaming_resume.py`, or the reason why there are none."""
+    """Measurements of `streaming_resume.py`, or the reason for having none."""
     try:
         found = subprocess.run([python, "-c", "import streaming"], capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
@@ -144,7 +144,7 @@ def _streaming(place: Place, python: str, reading: Reading) -> dict[int, list[Se
 
 @dataclass
 class Rates:
-    """Batches a second of all ranks, by round; `work`: processor seconds of all processes together for a batch."""
+    """Batches a second of all ranks, by round; `work`: CPU seconds of all processes for a batch."""
 
     ours: list[float] = field(default_factory=list)
     dataloader: list[float] = field(default_factory=list)
@@ -154,12 +154,12 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """Ours over DataLoader's: the median of the rounds'."""
+        """The rate of regrow over DataLoader's: the median of the rounds' ratios."""
         return median(mine / its for mine, its in zip(self.ours, self.dataloader, strict=True))
 
 
 def measure_rates(place: Place, reading: Reading, ranks: int, number: int) -> Rates:
-    """Both sides in turns, which change places each round; each rank reads `number` batches a turn."""
+    """Run both sides in turns, in alternating order; each rank reads `number` batches a turn."""
     result = Rates()
     budget = (AHEAD * ranks + 2) * (reading.batch_bytes + 4096)
     with (
@@ -266,7 +266,7 @@ def figures(
 
 
 def measure(place: Place, args: argparse.Namespace) -> tuple[FirstBatches | None, MemoryUsed | None, dict[str, Rates]]:
-    """Measure what was asked for, and show it as soon as it is there. Raises `Failed`."""
+    """Run the requested measurements, and print each when it is done. Raises `Failed`."""
     console = Console()
     first, used, rates = None, None, dict[str, Rates]()
     if "first" in args.only:

@@ -1,7 +1,7 @@
 """The regrow side of `recovery.py`: the same training, with each step a transaction.
 
-Commits are recorded by regrow itself. The process that computed a step is logged with it, so that the benchmark knows
-whom to kill.
+regrow itself records the commits. The process that computed a step is logged with it, so that the benchmark knows which
+one to kill.
 """
 
 import argparse
@@ -23,13 +23,13 @@ _LOOK: Seconds = 0.05
 
 
 class Looks:
-    """Time that this process has spent looking for replicas that differ, since it was asked last."""
+    """Measures the time that this process spends on comparing replicas."""
 
     def __init__(self) -> None:
         self._spent = 0.0
 
     def watch(self) -> None:
-        """Put a clock around it."""
+        """Wrap the comparison with a timer."""
         tick = Sampler.tick
 
         def timed(sampler: Sampler, step: StepNo, *, last: bool) -> None:
@@ -41,17 +41,17 @@ class Looks:
         Sampler.tick = timed  # type: ignore[assignment, method-assign]
 
     def taken(self) -> float:
-        """In seconds; 0 if it has not."""
+        """Seconds since the last call; 0 if there was no comparison."""
         spent, self._spent = self._spent, 0.0
         return spent
 
 
 class Proofs:
-    """The order of the first proof, carried out again and again by a standby.
+    """Repeats the first shadow proof of a standby.
 
     Args:
-        every: how long it does nothing between two, at least; twice as long as the last one took, too.
-        path: to which a line of each is written.
+        every: shortest pause between two proofs; the pause is also at least twice the last proof's duration.
+        path: file for one line a proof.
     """
 
     def __init__(self, every: Seconds, path: Path) -> None:
@@ -60,7 +60,7 @@ class Proofs:
         self._began = self._took = 0.0
 
     def repeat(self) -> None:
-        """Do so from now on."""
+        """Start to repeat proofs."""
         await_order, tell = ShadowProofs.await_order, ShadowProofs.report
 
         def again(proofs: ShadowProofs) -> ProveReplacement | None:

@@ -1,6 +1,6 @@
 """The torchrun side of `recovery.py`: plain DDP with a checkpoint every few steps, resumed after a restart.
 
-Run by `torchrun`; every rank writes its commits to `steps.rank<R>.jsonl` in the format that regrow's agents use.
+Run by `torchrun`; every rank writes its commits to `steps.rank<R>.jsonl` in the format of regrow's agents.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def save(path: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint that is whole or not there."""
+    """Write a checkpoint atomically."""
     unfinished = path.with_suffix(".tmp")
     torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, unfinished)
     unfinished.replace(path)
@@ -53,7 +53,7 @@ def main() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            known = loss.item()  # on a GPU the step is done only now
+            known = loss.item()  # waits for the step's end on a GPU
             at = time.monotonic()
             record = {"type": "StepCommitted", "at": at, "step": step, "rank": rank, "worker": f"{restart}.{rank}"}
             metrics = {"loss": known, "pid": workload.own_pid()}

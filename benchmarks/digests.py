@@ -1,16 +1,16 @@
-"""Cost of comparing replicas in a step: never, and every 100, 10 and 1 steps, in turns; and its two parts alone.
+"""Cost of comparing replicas in a step: never, and every 100, 10 and 1 steps, in turns; and of its two parts alone.
 
     python benchmarks/digests.py            # about 10 minutes
     python benchmarks/digests.py --quick    # about 2 minutes, without every 100
 
 One model of 25 million parameters with AdamW (300 MB of state) under DDP on two ranks of this machine, with a thread
-each. At a comparison every rank reads all of its state once for the digest, and once more to copy it; both are bound by
-the machine's memory, and nothing of it happens beside the training. The steps of this model are short for its size (32
-tokens a rank), so the percentages are far above those of a real training; the seconds a GB are what carries over.
+each. For a comparison every rank reads all of its state once for the digest, and once more to copy it; both are bound
+by memory bandwidth, and neither overlaps with the training. The steps of this model are short for its size (32 tokens a
+rank), so the percentages are far above those of a real training; the seconds a GB apply elsewhere.
 
-The jobs run in turns, the others paused while one trains. A turn has as many steps as hold the same number of
-comparisons for each side, and its figure is the mean time of a step; *overhead* is the median over the rounds of the
-ratio to the side without in the same round.
+The jobs run in turns, the others paused while one trains. A turn has enough steps for the same number of comparisons on
+each side, and its figure is the mean step time; *overhead* is the median over the rounds of the ratio to the side
+without comparisons in the same round.
 """
 
 import argparse
@@ -44,7 +44,7 @@ REPEATS = 15
 
 
 class Plan(NamedTuple):
-    """Steps between two comparisons for each side, 0: none; and the steps of a turn that count."""
+    """Steps between two comparisons for each side, 0: none; and the counted steps of a turn."""
 
     every: tuple[int, ...]
     block: int
@@ -55,7 +55,7 @@ FULL, QUICK = Plan((0, 100, 10, 1), 100), Plan((0, 10, 1), 20)
 
 @dataclass
 class Side:
-    """One job and its mean step in each round."""
+    """One job, and its mean step time in each round."""
 
     every: int
     job: Job
@@ -63,7 +63,7 @@ class Side:
 
 
 class Parts(NamedTuple):
-    """GB/s of one rank alone: the digest, and the copy when its memory is there already. `nbytes`: of its state."""
+    """GB/s of one rank alone: of the digest, and of a copy into allocated memory. `nbytes`: size of its state."""
 
     digest: float
     copy: float
@@ -71,7 +71,7 @@ class Parts(NamedTuple):
 
 
 def alone() -> Parts:
-    """Both parts of a comparison in this process, one thread, nobody else running. Medians."""
+    """Measure both parts of a comparison in this process alone, with one thread. Medians."""
     model = workload.prepare()
     optimizer = workload.make_optimizer(model)
     workload.loss_of(model, workload.make_batch(0, 0)).backward()  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ def start(stack: ExitStack, folder: Path, every: int) -> Side:
     records = folder / "jobs" / name
     job = Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
     stack.enter_context(job)
-    # Beyond the comparisons whose copy needs new memory: that at step 0, and the first with optimizer state.
+    # Comparisons whose copy needs new memory: that at step 0, and the first with optimizer state.
     job.wait(lambda: job.world_step >= max(every, 1) + 1, deadline=START_DEADLINE, what="step after two comparisons")
     job.pause()
     return Side(every, job)
@@ -125,7 +125,7 @@ def turn(job: Job, block: int) -> float:
 
 
 def measure(folder: Path, plan: Plan, rounds: int) -> list[Side]:
-    """All sides in turns. Raises `JobStuck`."""
+    """Run all sides in turns. Raises `JobStuck`."""
     with ExitStack() as stack:
         sides = [start(stack, folder, every) for every in plan.every]
         for number in range(rounds):
@@ -138,12 +138,12 @@ def measure(folder: Path, plan: Plan, rounds: int) -> list[Side]:
 
 
 def overheads(side: Side, none: Side) -> list[float]:
-    """Percent, for each round."""
+    """Overhead in percent, for each round."""
     return [100 * (ours / plain - 1) for ours, plain in zip(side.steps, none.steps, strict=True)]
 
 
 def show(sides: list[Side], parts: Parts, console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     table = Table(title=f"Comparing {parts.nbytes / 1e6:.0f} MB of state between {WORLD} replicas on one machine")
     for column in ("compared every", "step (s)", "overhead", "from", "to"):
         table.add_column(column, justify="right")

@@ -1,18 +1,18 @@
-"""Cost of a change of the world to those who stay, of equal losses in any world, and the gain of more replicas.
+"""Cost of a change of the world size for the remaining ranks, cost of invariant losses, and gain of more replicas.
 
     python benchmarks/elastic.py            # about 12 minutes
     python benchmarks/elastic.py --quick    # about 5 minutes
 
 *Changes*: one model of 25 million parameters with AdamW (300 MB of state) in 8 micro-batches a step, on 2 and 4 ranks
-in turn, one thread each. Sides, by turns on one machine, one paused while the other runs: regrow, asked over HTTP as
-`regrow scale` does; torchrun's elastic agents with a checkpoint on local disk every 10 steps, one of which joins and
-leaves. *Pause* is the time from the last step committed before a change to the first one beyond it, minus a median
-step. Of regrow it is taken from its records, and again from the commits of rank 0 alone.
+in turn, one thread each. Sides, in turns on one machine, one paused while the other runs: regrow, requested over HTTP
+as by `regrow scale`; torchrun's elastic agents with a checkpoint on local disk every 10 steps, one of which joins and
+leaves. *Pause* is the time from the last step committed before a change to the first one after it, minus a median
+step. regrow's is taken from its records, and again from the commits of rank 0 alone.
 
-*Invariant*: the same model on 4 ranks in one job, blocks of steps in the default mode and in world-invariant mode by
-turns. *Throughput*: a model whose micro-batches take a fixed time, on 1 to 4 replicas of one job.
+*Invariant*: the same model on 4 ranks in one job, blocks of steps in the default mode and in world-invariant mode in
+turns. *Throughput*: a model with micro-batches of a fixed duration, on 1 to 4 replicas of one job.
 
-Exits with 1 when a change did not come about.
+Exits with 1 if a change did not happen.
 """
 
 import argparse
@@ -47,20 +47,20 @@ from regrow.core.ids import StepNo
 
 MICROBATCHES = 8
 NAPS = 12
-"""Micro-batches of the sleeping model: any world from 1 to 4 has equal shares."""
+"""Micro-batches of the sleeping model: worlds from 1 to 4 have equal shares."""
 CHECKPOINT_EVERY = 10
 SETTLE = 8
 """Steps between two changes."""
 BLOCK = 4
-"""Steps of one mode before the other has its turn; the first is left out."""
+"""Steps of one mode before the other's turn; the first is left out."""
 GROWN_WITHIN_S = 0.3
-"""And the time in which a peer sends the state."""
+"""Target of the pause of growth, in addition to the time in which a peer sends the state."""
 PARTS = ("changes", "invariant", "throughput")
 
 
 @dataclass
 class Measured:
-    """Measurements. `stuck`: a change that did not come about."""
+    """The results. `stuck`: a change that did not happen."""
 
     ours: list[Change] = field(default_factory=list)
     theirs: list[Change] = field(default_factory=list)
@@ -76,15 +76,15 @@ class Measured:
         return [100 * (b / a - 1) for a, b in zip(self.usual, self.invariant, strict=False)]
 
     def pauses(self, *, grow: bool) -> list[Change]:
-        """Our changes of one kind."""
+        """Changes of regrow's side, of one kind."""
         return [change for change in self.ours if (change.after > change.before) == grow]
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------------
 
 
 def measure_changes(folder: Path, measured: Measured, *, rounds: int) -> None:
-    """Let both sides go from 2 to 4 and back, by turns."""
+    """Grow both sides from 2 to 4 and shrink them back, in turns."""
     with ExitStack() as stack:
         ours = RegrowJob(folder, "regrow", ["train", f"--microbatches={MICROBATCHES}"], start=2, most=4)
         theirs = TorchrunJob(
@@ -119,7 +119,7 @@ def _progress(number: int, rounds: int, side: str, changes: Sequence[Change]) ->
 
 
 def measure_invariant(folder: Path, measured: Measured, *, pairs: int) -> None:
-    """Let one job go on in both modes by turns."""
+    """Run one job in both modes in turns."""
     words = ["swap", f"--microbatches={MICROBATCHES}", f"--block={BLOCK}"]
     with RegrowJob(folder, "swap", words, start=4, most=4) as job:
         # The first pair warms up.
@@ -134,7 +134,7 @@ def measure_invariant(folder: Path, measured: Measured, *, pairs: int) -> None:
 
 
 def measure_throughput(folder: Path, measured: Measured, *, steps: int) -> None:
-    """Let one job grow by a replica at a time."""
+    """Grow one job by a replica at a time."""
     with RegrowJob(folder, "sleep", ["sleep", f"--microbatches={NAPS}"], start=1, most=4) as job:
         wait_warm(job)
         for size in range(1, 5):
@@ -145,11 +145,11 @@ def measure_throughput(folder: Path, measured: Measured, *, steps: int) -> None:
         measured.rates = rates_by_world(job.ledger)
 
 
-# --- telling -----------------------------------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------------------------
 
 
 def show(measured: Measured, console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     if measured.ours or measured.theirs:
         console.print(_table(measured))
         console.print(
@@ -218,7 +218,7 @@ def _show_stages(measured: Measured, console: Console) -> None:
 
 
 def hydration(changes: Sequence[Change]) -> tuple[float, float]:
-    """Bytes that the newcomers of a change have received together, and how long that took, by medians."""
+    """Median bytes that the newcomers of a change received together, and their median duration."""
     records = [each.record for each in changes if each.record is not None]
     return median(each.hydrated_bytes for each in records), median(each.hydrate for each in records)
 
@@ -251,7 +251,7 @@ def figures(measured: Measured) -> Iterator[tuple[str, float]]:
 
 
 def details(measured: Measured) -> dict[str, list[dict[str, float]]]:
-    """Each change by itself."""
+    """The figures of each change."""
     sides = {"regrow": measured.ours, "torchrun": measured.theirs}
     return {side: [_detail(each) for each in changes] for side, changes in sides.items()}
 
@@ -265,7 +265,7 @@ def _detail(change: Change) -> dict[str, float]:
     return told
 
 
-# --- all of it ---------------------------------------------------------------------------------------------------
+# --- the program ---------------------------------------------------------------------------------------------------
 
 
 def parse() -> argparse.Namespace:
@@ -280,7 +280,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, folder: Path) -> Measured:
-    """Measure what the command line asks for."""
+    """Run the requested measurements."""
     measured = Measured()
     rounds, pairs, steps = (2, 9, 12) if args.quick else (args.rounds, args.pairs, 30)
     parts: dict[str, Callable[[], None]] = {

@@ -1,7 +1,7 @@
-"""The regrow side of `elastic.py`: trainings in micro-batches, whose world may change at any step.
+"""The regrow side of `elastic.py`: trainings in micro-batches, with a world size that may change at any step.
 
 `train`: the model of `workload.py`. `swap`: the same, with the gradients of every other block of steps summed in
-world-invariant mode. `sleep`: a model whose every micro-batch takes a fixed time, whatever the machine.
+world-invariant mode. `sleep`: a model with micro-batches of a fixed duration on any machine.
 """
 
 import argparse
@@ -24,13 +24,13 @@ TOKENS = workload.SAMPLES_PER_RANK * workload.CONTEXT
 
 
 def train(session: regrow.Session, args: argparse.Namespace) -> None:
-    """The 25M model."""
+    """Train the 25M model."""
     _train(session, args, lambda step: 0.0)
 
 
 def swap(session: regrow.Session, args: argparse.Namespace) -> None:
-    """The same, in turns: a block of steps in the default mode, a block in world-invariant mode."""
-    # What session.steps() makes of invariant=True is put in by hand, so that both modes are one job's.
+    """Train it in turns: a block of steps in the default mode, a block in world-invariant mode."""
+    # Does by hand what session.steps() does for invariant=True, so that both modes are in one job.
     summed: list[TreeSummed] = []
 
     def take_turn(step: Step) -> float:
@@ -67,7 +67,7 @@ def _train(session: regrow.Session, args: argparse.Namespace, mode_of: Callable[
 
 
 def sleep(session: regrow.Session, args: argparse.Namespace) -> None:
-    """A micro-batch is a nap."""
+    """Sleep for each micro-batch."""
     torch.set_num_threads(1)
     replica = DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)

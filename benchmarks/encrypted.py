@@ -1,10 +1,10 @@
-"""Cost of TLS: all-reduce over TCP in clear and encrypted, and gloo beside them, in the same processes by turns.
+"""Cost of TLS: all-reduce over TCP, plain and encrypted, and over gloo, in the same processes in turns.
 
     python benchmarks/encrypted.py            # two minutes
     python benchmarks/encrypted.py --quick    # half a minute
 
-Forks 2 and 4 ranks with a thread each on one machine, so that a core encrypts what another one reduces; see
-`collectives.py` for the sizes and how time is taken.
+Forks 2 and 4 ranks with a thread each on one machine, so that one core encrypts data that another reduces; see
+`collectives.py` for the sizes and the timing.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def _rank(files: dict[str, str]) -> Callable[[int, int, str, int], Times]:
         options = AllreduceOptions()
 
         def formed(name: str) -> MeshTransport:
-            """Over TCP, as between nodes; all its connections are made now, under the present setting."""
+            """A transport over TCP, as between nodes; all its connections are opened now, with the present setting."""
             site = Site(None, "127.0.0.1", "token")
             mesh = MeshTransport(SocketMesh(Links(PrefixStore(name, keys), "all", rank, world, site)))
             mesh.form(FORM_S)

@@ -1,17 +1,17 @@
-"""A long run among incidents of all kinds: what grows in it, and whether it is equal to a run that nobody disturbed.
+"""A long run with incidents of all kinds: growth of its resources, and equality with an undisturbed run.
 
     python benchmarks/endurance.py            # 20,000 steps, an incident every 300
     python benchmarks/endurance.py --quick    # 4,000 steps, an incident every 250: 10 minutes on busy cores
 
 Two replicas on two nodes of this machine, a spare node, a standby on each, a durable checkpoint every 10 s. In turns a
 worker is killed, a worker hangs, the ranks of a node move to the spare one, and the world shrinks to one replica and
-grows to two. Each tenth of the run the launcher and the agents, which live through all of it, are looked at (memory,
-descriptors, threads), and all processes of the job, its shared memory and the files in its folder are counted. *Growth*
-is the slope of a line through the last eight of the ten looks, over the time of these, in parts of their mean.
+grows to two. After each tenth of the run, memory, descriptors and threads of the launcher and the agents, which live
+throughout, are measured, and all processes, shared memory and files of the job are counted. *Growth* is the slope of a
+line through the last eight of the ten measurements, over their time, relative to their mean.
 
-A step lasts a second while an incident is under way, so that the next one finds its job as it should be.
+A step lasts a second during an incident, so that the job has recovered before the next one.
 
-Exits with 1 when the job did not come to its end, or its result is another.
+Exits with 1 if the job did not finish, or its result differs.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from regrow.membership.server.requests import MoveRequest, ScaleRequest
 HERE = Path(__file__).resolve().parent
 TENTHS = 10
 WARM = 2
-"""Looks that are left out of a slope."""
+"""Measurements that are left out of a slope."""
 DEADLINE = 180.0
 HANG_S = 10
 KINDS = ("kill", "hang", "move", "shrink", "grow")
@@ -47,7 +47,7 @@ KINDS = ("kill", "hang", "move", "shrink", "grow")
 
 @dataclass
 class Look:
-    """One look at the job: memory, descriptors and threads of launcher and agents, the rest of all of it."""
+    """One measurement: memory, descriptors and threads of launcher and agents; the rest of the whole job."""
 
     memory_mb: float
     descriptors: float
@@ -60,12 +60,12 @@ class Look:
 
 @dataclass
 class LongRun:
-    """Findings of the disturbed run."""
+    """Results of the disturbed run."""
 
     looks: list[Look] = field(default_factory=list)
     incidents: dict[str, int] = field(default_factory=dict)
     steps: list[float] = field(default_factory=list)
-    """Median time of a step, by tenths."""
+    """Median step time of each tenth."""
     again: int = 0
     equal: bool = False
 
@@ -90,11 +90,11 @@ class LongJob(Job):
 
     @property
     def newest(self) -> int:
-        """Newest step that a rank has committed."""
+        """Newest step that any rank has committed."""
         return -1 if self.ledger.last_step is None else self.ledger.last_step
 
     def disturb(self, kind: str, number: int) -> None:
-        """Let something happen, and wait until it is over. Raises `JobStuck`."""
+        """Cause an incident, and wait for its end. Raises `JobStuck`."""
         self.wait(self._calm, deadline=DEADLINE, what=f"calm before {kind} {number}")
         before, client = len(self.ledger.incidents), self._client()
         view = client.status()
@@ -111,7 +111,7 @@ class LongJob(Job):
         self.wait(lambda: len(self.ledger.incidents) > before, deadline=DEADLINE, what=f"end of {kind} {number}")
 
     def look_at_it(self) -> Look:
-        """Count what there is."""
+        """Measure the job's resources."""
         launcher = psutil.Process(self._process.pid)  # type: ignore[union-attr]
         family = launcher.children(recursive=True)
         agents = [each for each in family if self._is_agent(each)]
@@ -128,7 +128,7 @@ class LongJob(Job):
         )
 
     def finish(self) -> str:
-        """Wait for its end; the digest of its result."""
+        """Wait for the job's end; returns the digest of its result."""
         self.wait(lambda: self.newest >= self.steps - 1, deadline=3600.0, what="last step")
         self.wait(lambda: self.ledger.ended is not None, deadline=DEADLINE, what="end of the job")
         return str(json.loads(self.out.read_text())["digest"])
@@ -153,7 +153,7 @@ class LongJob(Job):
 
 
 def long_run(folder: Path, *, steps: int, every: int) -> LongRun:
-    """Run the disturbed job and the other one."""
+    """Run the disturbed job and the undisturbed one."""
     found, kinds = LongRun(), itertools.cycle(KINDS)
     with LongJob(folder, "disturbed", steps, every=every) as job:
         (job.go / "0").touch()
@@ -179,7 +179,7 @@ def long_run(folder: Path, *, steps: int, every: int) -> LongRun:
 
 
 def growth(values: list[float]) -> float:
-    """Growth over all looks but the first ones, in parts of their mean."""
+    """Growth over all measurements but the first ones, relative to their mean."""
     kept = values[WARM:]
     if len(kept) < 3 or not fmean(kept):
         return 0.0

@@ -1,7 +1,7 @@
-"""The training of `endurance.py`: a small model in micro-batches, whose bits are the same in any world.
+"""The training of `endurance.py`: a small model in micro-batches, bitwise the same in any world.
 
-With `--hold FOLDER` a step lasts a second while the incident before it is not over: until the folder has a file of its
-number. At its end rank 0 writes a digest of parameters and moments.
+With `--hold FOLDER` a step lasts a second while the previous incident continues: until the folder has a file named by
+the incident's number. At its end rank 0 writes a digest of parameters and moments.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def batch_of(step: int, share: int) -> Tensor:
 
 
 def hold(folder: Path | None, number: int) -> None:
-    """Give the others time while an incident is under way: all ranks wait, so nobody is taken for one that hangs."""
+    """Slow steps down during an incident: all ranks wait, so that no rank is taken for a hung one."""
     if folder is not None and not (folder / str(number)).exists():
         time.sleep(1.0)
 

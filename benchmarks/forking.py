@@ -1,4 +1,4 @@
-"""Processes for `rendezvous.py` and `data.py`: forked from one that has torch imported, agents' stores among them."""
+"""Processes for `rendezvous.py` and `data.py`, forked from one with torch imported; among them agents' stores."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ TOKEN = "a token of the usual length, 43 characters."
 
 
 class Failed(Exception):
-    """A process ended with an error, or not at all; its traceback is on standard error."""
+    """A process failed or did not end; its traceback is on standard error."""
 
 
 class Child(NamedTuple):
-    """A forked process. It says lines of JSON, and goes on when it is told a line."""
+    """A forked process. It sends lines of JSON, and waits for lines of the parent."""
 
     pid: int
     said: int
@@ -44,7 +44,7 @@ class Child(NamedTuple):
         return json.loads(line)
 
     def tell(self, what: Any) -> None:
-        """Let it go on."""
+        """Send a line, so that it continues."""
         os.write(self.told, json.dumps(what).encode() + b"\n")
 
 
@@ -59,23 +59,23 @@ def _line(descriptor: int) -> bytes:
 
 
 class Parent(NamedTuple):
-    """The other end, in the child."""
+    """The child's end of the connection."""
 
     out: int
     come: int
 
     def say(self, what: Any) -> None:
-        """Answer."""
+        """Send a line."""
         os.write(self.out, json.dumps(what).encode() + b"\n")
 
     def hear(self) -> Any:
-        """Wait for a word; an empty one when the parent has gone."""
+        """Wait for a line; an empty one means that the parent has ended."""
         return json.loads(_line(self.come) or b"null")
 
 
 @contextmanager
 def forked(*bodies: Callable[[Parent], None]) -> Iterator[list[Child]]:
-    """A process for each body; they are gone afterwards."""
+    """A process for each body; all are killed at the end of the block."""
     children: list[Child] = []
     try:
         for body in bodies:
@@ -89,7 +89,7 @@ def forked(*bodies: Callable[[Parent], None]) -> Iterator[list[Child]]:
         yield children
     finally:
         for child in children:
-            os.kill(child.pid, signal.SIGKILL)  # it has ended, or has had its time; the number is its until the wait
+            os.kill(child.pid, signal.SIGKILL)  # it has ended or its time is up; the pid is valid until the wait
             os.waitpid(child.pid, 0)
             os.close(child.said)
             os.close(child.told)
@@ -103,11 +103,11 @@ def _run(body: Callable[[Parent], None], parent: Parent) -> None:
         code = 0
     except BaseException:  # noqa: BLE001  whatever it is, it ends this process and is shown
         traceback.print_exc()
-    os._exit(code)  # not through the interpreter's end: gloo's threads would be torn down by it
+    os._exit(code)  # skips the interpreter's shutdown, which would destroy gloo's threads
 
 
 def agent(node: int, nodes: int, world: int, folder: str) -> Callable[[Parent], None]:
-    """An agent's store in a process of its own; says at its end what it has cost."""
+    """An agent's store in a process of its own; reports its cost at the end."""
 
     async def serve(parent: Parent) -> None:
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ def agent(node: int, nodes: int, world: int, folder: str) -> Callable[[Parent], 
 
 @contextmanager
 def agents(nodes: int, world: int) -> Iterator[tuple[list[str], list[Child]]]:
-    """Run `nodes` agents of a job of `world` ranks that know one another: their addresses, and their processes."""
+    """Run `nodes` connected agents of a job of `world` ranks; yields their addresses and their processes."""
     with (
         tempfile.TemporaryDirectory(prefix="regrow-rendezvous-") as folder,
         forked(*(agent(node, nodes, world, folder) for node in range(nodes))) as children,
@@ -145,6 +145,6 @@ def agents(nodes: int, world: int) -> Iterator[tuple[list[str], list[Child]]]:
 
 
 def cpu() -> Seconds:
-    """Processor seconds that this process has used."""
+    """CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

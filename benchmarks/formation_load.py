@@ -1,4 +1,4 @@
-"""Cost of a generation on the wire: bytes that coordinator and agents send, counted at the machine of production.
+"""Bytes that coordinator and agents send to form a generation, counted with the coordinator's real state machine.
 
 Described in `rendezvous.py`.
 """
@@ -17,14 +17,14 @@ from regrow.membership.machine import Command
 
 
 class FormationLoad(NamedTuple):
-    """Bytes for one generation: all that the coordinator sends, and the most that one agent passes on to others."""
+    """Bytes for one generation: all that the coordinator sends, and the most that one agent forwards."""
 
     coordinator: int
     agent: int
 
 
 class Counted(Drive):
-    """A job whose coordinator's orders are encoded as its server does it, and counted."""
+    """A job whose coordinator's orders are encoded as by its server, and counted."""
 
     def __init__(self, world: int) -> None:
         super().__init__(world // PER_NODE, PER_NODE)
@@ -47,14 +47,14 @@ class Counted(Drive):
         return commands
 
     def take(self) -> FormationLoad:
-        """Since the last call."""
+        """The bytes since the last call."""
         load = FormationLoad(self._sent, self._whole * max(self._asked.values(), default=0))
         self._sent, self._whole, self._asked = 0, 0, Counter()
         return load
 
 
 def formations(world: int) -> dict[str, FormationLoad]:
-    """All workers are started; their first generation; the one after a kill; the one after the loss of a node's."""
+    """Bytes of starting all workers, of the first generation, of that after a kill, and of that after a node's loss."""
     job = Counted(world)
     nodes, nproc = job.machine.spec.nodes, job.machine.spec.nproc
     loads: dict[str, FormationLoad] = {}

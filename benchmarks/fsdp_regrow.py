@@ -1,6 +1,6 @@
 """The training of `buddy.py`: the model of `workload.py`, sharded over all ranks by FSDP2; no rank has a replica.
 
-The process that computed a step is logged with it, so that the benchmark can let the sides train in turns.
+The process that computed a step is logged with it, so that the benchmark can run the sides in turns.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Ten minutes with one GPU: everything that only a GPU can show, worst first, each part in processes of its own.
+"""Ten minutes with one GPU: all checks that need a GPU, the riskiest first, each part in processes of its own.
 
     python benchmarks/gpu_session.py                        # all parts on CUDA, 12 minutes at most
     python benchmarks/gpu_session.py --parts 1-9 --budget 480 --out seen.jsonl
     python benchmarks/gpu_session.py --device cpu           # what makes sense without one; the others say why not
 
-Each part prints one line of JSON as it ends, also where it is killed at its limit: its number and name, the result
-(`passed`, `failed`, `killed`, `skipped`, `interrupted`), seconds, and what it has measured so far. A part that does not
-fit into what is left of the budget is skipped, and a shorter one behind it may run. What a part has started ends with
-it. Needs torch 2.11 or newer, Linux, and `src` beside this folder; regrow need not be installed (docs/cuda.md).
+Each part prints one line of JSON at its end, even if it is killed at its limit: its number and name, the result
+(`passed`, `failed`, `killed`, `skipped`, `interrupted`), seconds, and its measurements so far. A part that does not fit
+into the rest of the budget is skipped, and a shorter later one may run. All processes of a part end with it. Needs
+torch 2.11 or newer, Linux, and `src` beside this folder; regrow need not be installed (docs/cuda.md).
 
-Exits with 1 when a part failed, was killed or left processes behind.
+Exits with 1 if a part failed, was killed or left processes behind.
 """
 
 import argparse
@@ -33,13 +33,13 @@ import psutil
 HERE = Path(__file__).resolve().parent
 PARTS_FOLDER = HERE / "gpu_parts"
 SKIPPED = 77
-"""Exit code of a part that cannot be run here; its last line of JSON says why, as `skipped`."""
+"""Exit code of a part that cannot run here; its last line of JSON has the reason, as `skipped`."""
 LEAST_S = 15.0
-"""A part is not begun with less than this, nor with less than half its limit."""
+"""A part is skipped if less than this remains, or less than half its limit."""
 END_S = 10.0
 GOODBYE_S = 3.0
 SETTLE_S = 5.0
-"""Time for which processes of a part may outlive it before they count as left behind."""
+"""Time that processes of a part may outlive it before they count as left behind."""
 TAIL, LAST = 800, 200
 _SUBREAPER = 36
 # Several ranks on one GPU: NCCL 2.30 or newer.
@@ -59,7 +59,7 @@ class Part(NamedTuple):
         name: short.
         limit: the most seconds that it may take.
         command: after Python.
-        not_on_cpu: why it makes no sense on a processor; empty: it does.
+        not_on_cpu: reason why it cannot run on a CPU; empty: it can.
     """
 
     number: int
@@ -94,7 +94,7 @@ PARTS = (
 )
 
 
-# --- what is decided --------------------------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------------------
 
 
 def chosen(text: str, parts: Sequence[Part] = PARTS) -> list[Part]:
@@ -109,7 +109,7 @@ def chosen(text: str, parts: Sequence[Part] = PARTS) -> list[Part]:
 
 
 def allowance(part: Part, left: float) -> float:
-    """The seconds that a part gets with `left` seconds in the budget; 0: it is not begun."""
+    """The seconds that a part gets with `left` seconds in the budget; 0: it is skipped."""
     given = min(part.limit, left)
     return given if given >= min(part.limit, max(LEAST_S, part.limit / 2)) else 0.0
 
@@ -131,7 +131,7 @@ class Ended(NamedTuple):
 
 
 def line_of(part: Part, given: float, ended: Ended) -> dict[str, Any]:
-    """The line of a part that was begun."""
+    """The JSON line of a part that was started."""
     figures = [told for told in map(_figures, ended.output.splitlines()) if told is not None]
     result = {None: "killed", 0: "passed", SKIPPED: "skipped"}.get(ended.code, "failed")
     line = {**_head(part, result), "seconds": round(ended.seconds, 1), "limit": round(given, 1)}
@@ -158,7 +158,7 @@ def _figures(line: str) -> dict[str, Any] | None:
     return None
 
 
-# --- what carries it out ----------------------------------------------------------------------------------------------
+# --- execution --------------------------------------------------------------------------------------------------------
 
 
 class Interrupted(BaseException):
@@ -167,7 +167,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Within this, processes whose parents have died become this one's, and a request to end is `Interrupted`."""
+    """Adopt orphaned descendants as children, and turn a request to end into `Interrupted`, within the block."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise Interrupted(signal.Signals(number).name)
@@ -182,14 +182,14 @@ def adopting() -> Iterator[None]:
 
 
 def ask_to_end() -> None:
-    """Let all processes that came from this one take away what they have on disk and in shared memory."""
+    """Ask all descendants to remove their files and shared memory."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.terminate()
 
 
 def end_descendants(patience: float) -> int:
-    """End all processes that came from this one, after `patience` to end by themselves; returns how many had not."""
+    """End all descendants, which have `patience` to end by themselves; returns the number that did not."""
     me = psutil.Process()
     psutil.wait_procs(me.children(recursive=True), timeout=patience)
     found = 0
@@ -204,7 +204,7 @@ def end_descendants(patience: float) -> int:
 
 
 def carry_out(command: Sequence[str], limit: float, environment: Mapping[str, str], cwd: Path) -> Ended:
-    """Run a part to its end or to its limit, and end whatever it has started. Within `adopting`."""
+    """Run a part to its end or to its limit, and end all its processes. Call it within `adopting`."""
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         code: int | None = None
@@ -232,7 +232,7 @@ def hold(
     tell: Callable[[dict[str, Any]], None],
     environment: Mapping[str, str],
 ) -> bool:
-    """Run parts in their order; whether none failed. Each line is told as soon as it is known."""
+    """Run parts in order; returns True if none failed. `tell` gets each line as soon as it is known."""
     until = time.monotonic() + budget
     good = True
     with adopting():
@@ -267,7 +267,7 @@ def surroundings(device: str) -> dict[str, str]:
 
 
 def teller(out: IO[str] | None) -> Callable[[dict[str, Any]], None]:
-    """Prints a line, and adds it to a file."""
+    """A function that prints a line and adds it to a file."""
 
     def tell(line: dict[str, Any]) -> None:
         text = json.dumps(line)
@@ -280,7 +280,7 @@ def teller(out: IO[str] | None) -> Callable[[dict[str, Any]], None]:
 
 
 def main() -> int:
-    """Hold a session; returns the exit code."""
+    """Run a session; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="", help="such as 1,3,5-8; all by default")
     parser.add_argument("--budget", type=float, default=720.0, metavar="SECONDS", help="of all parts together")

@@ -1,17 +1,17 @@
-"""The rewards of `regrow train grpo` beside those of TRL's own `GRPOTrainer` under torchrun, in the same steps.
+"""The rewards of `regrow train grpo` and of TRL's own `GRPOTrainer` under torchrun, in the same steps.
 
     python benchmarks/grpo.py            # 5 seeds of 60 updates
     python benchmarks/grpo.py --quick    # 3 seeds of 40 updates
 
 A Llama of 9 thousand parameters over 60 words, all weights, on two ranks of this machine with a thread each; an update
-has 32 completions of 8 words, in groups of 8, and the reward is the share of words with an even number: it begins at a
-half, and can come to 1. Both sides have the same model, prompts, order of prompts, reward, seed and steps.
+has 32 completions of 8 words, in groups of 8, and the reward is the share of words with an even number: it starts at
+a half, and can reach 1. Both sides have the same model, prompts, order of prompts, reward, seed and steps.
 
-regrow seeds generators for each step, so the two sides sample other tokens from the same model, and their curves are
-those of two draws: *final*, the mean reward of the last ten updates, is compared over the seeds. A third run is plain
+regrow seeds generators for each step, so the two sides sample different tokens from the same model, and their curves
+are two random draws: *final*, the mean reward of the last ten updates, is compared over the seeds. A third run is plain
 TRL that seeds its generators at each update as regrow does. It samples the same tokens, and has the same rewards in all
-four digits that `regrow train` prints, until another order of summation has one token sampled otherwise: *alike* is how
-many updates that takes.
+four digits that `regrow train` prints, until a different order of summation changes a sampled token: *alike* is the
+number of updates before that.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 HERE = Path(__file__).resolve().parent
 DEADLINE = 900.0
 PRINTED = 1e-4
-"""Rewards are told with four digits."""
+"""Rewards are printed with four digits."""
 SAMPLES, COMPLETION, LR, LAST = 32, 8, 1e-2, 10
 WORDS = [f"w{number}" for number in range(60)]
 FAMILY: dict[str, Any] = {
@@ -66,7 +66,7 @@ FULL, QUICK = Plan(5, 60), Plan(3, 40)
 
 
 class Failed(Exception):
-    """A side ended badly."""
+    """A side failed."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Seed:
 
     @property
     def updates_alike(self) -> int:
-        """Updates until the recipe's reward is another than that of plain TRL with the same seeds."""
+        """Updates before the recipe's reward differs from that of plain TRL with the same seeds."""
         same = (abs(ours - theirs) < PRINTED for ours, theirs in zip(self.recipe, self.alike, strict=True))
         return sum(1 for _ in takewhile(bool, same))
 
@@ -101,7 +101,7 @@ def prepare(folder: Path) -> None:
 
 
 def ran(command: list[str], folder: Path) -> str:
-    """All that a command has printed. Raises `Failed`."""
+    """The output of a command. Raises `Failed`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "REGROW_HOME": str(folder)}
     environment |= {"XDG_CACHE_HOME": str(folder / "cache")}
     try:
@@ -146,7 +146,7 @@ def final(rewards: list[float]) -> float:
 
 
 def show(seeds: list[Seed], console: Console) -> None:
-    """Print what was seen."""
+    """Print the results."""
     table = Table(title="Mean reward: regrow train grpo, TRL's GRPOTrainer, and the latter seeded as regrow seeds")
     for column in ("seed", "first", f"last {LAST}, recipe", "plain TRL", "seeded alike", "updates alike"):
         table.add_column(column, justify="right")

@@ -1,7 +1,7 @@
-"""The plain side of `grpo.py`: TRL's own `GRPOTrainer` under torchrun, as a script without regrow has it.
+"""The plain side of `grpo.py`: TRL's own `GRPOTrainer` under torchrun, in a script without regrow.
 
-Rank 0 writes the mean reward of each update as JSON. With `--alike` the generators are seeded at each update as regrow
-does it, so that the same tokens are sampled on both sides.
+Rank 0 writes the mean reward of each update as JSON. With `--alike` the generators are seeded at each update as by
+regrow, so that both sides sample the same tokens.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from trl import GRPOConfig, GRPOTrainer
 from regrow.data.seeding import seed_everything
 
 MICRO = 8
-"""Completions of a forward."""
+"""Completions of a forward pass."""
 
 
 class Seeded(TrainerCallback):  # type: ignore[misc]
-    """Seeds as regrow does at each update."""
+    """Seeds the generators at each update as regrow does."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Before the update generates."""
+        """Seed before the update generates."""
         seed_everything(args.seed, state.global_step, args.process_index * args.gradient_accumulation_steps)
 
 

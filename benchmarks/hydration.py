@@ -1,16 +1,16 @@
-"""Speed at which a newcomer gets its state from healthy ranks, beside a plain socket and a memory copy.
+"""Speed at which a newcomer receives its state from healthy ranks, against a plain socket and a memory copy.
 
     python benchmarks/hydration.py            # 0.1, 1 and 4 GB, about 2 minutes
     python benchmarks/hydration.py --quick    # 0.1 and 1 GB, half a minute
 
-Holders and receivers are processes of their own with one thread for torch each. The plain socket is of the same kind,
-with the same buffers, between two processes, from and into memory that is there already, without checksums. `4 flows`:
-one holder read over four connections, beside four plain sockets with a thread at each end, and four that send each MiB
-with a checksum and check it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `memory` bytes are read
-out of the holder's memory. All sides run in turns; figures are medians, `of_4_...` of ratios within a turn; GB are 10^9
-bytes. *Beyond the state* is the most memory that a process took on top of its tensors.
+Holders and receivers are separate processes with one torch thread each. The plain socket is of the same kind, with the
+same buffers, between two processes, from and into allocated memory, without checksums. `4 flows`: one holder read over
+four connections, against four plain sockets with a thread at each end, and four that send each MiB with a checksum and
+verify it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `memory`, bytes are read directly from the
+holder's memory. All sides run in turns; figures are medians, `of_4_...` of ratios within a turn; GB are 10^9 bytes.
+*Beyond the state* is the peak memory of a process in addition to its tensors.
 
-Exits with 1 when one holder brings less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
+Exits with 1 if one holder reaches less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
 """
 
 import argparse
@@ -50,13 +50,13 @@ from regrow.hydration.streams import DIGEST_BYTES, checksum
 
 TOKEN, STEP, GENERATION = "benchmark", StepNo(7), Generation(3)
 LAYER = 16 << 20
-"""Bytes of the larger tensors; as many small ones lie between them."""
+"""Bytes of the larger tensors; as many small ones are between them."""
 PATIENCE = 120.0
 FLOWS = 4
 
 
 class State:
-    """A source and a sink: tensors as a transformer has them, large ones and biases."""
+    """A source and a sink of state: tensors as in a transformer, large ones and biases."""
 
     def __init__(self, nbytes: int, *, value: float) -> None:
         layers = max(1, round(nbytes / (LAYER + 4096)))
@@ -69,15 +69,15 @@ class State:
         return Inventory(step, [TensorEntry.of(name, each) for name, each in sorted(self._tensors.items())], b"")
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them."""
+        """The tensor of that name."""
         return self._tensors[name]
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
-        """All of them, to be written."""
+        """All tensors, to be written."""
         return self._tensors
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def parts(self) -> list[memoryview]:
         """All bytes."""
@@ -116,27 +116,27 @@ class Process:
 
 
 def resident() -> int:
-    """Bytes of memory of this process that are its own; pages that forks share are counted in their maker only."""
+    """Private memory of this process, in bytes; pages shared by forks count only in their creator."""
     return int(psutil.Process().memory_info().rss)
 
 
 def reset_peak() -> int:
-    """Forget the most memory that this process had; returns what it has."""
+    """Reset the peak memory of this process; returns its present memory."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return resident()
 
 
 def peak() -> int:
-    """The most memory that this process had, in bytes."""
+    """Peak memory of this process, in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) << 10
 
 
 def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool, transport: str) -> None:
-    """A rank that has the state and gives it; answers each word with its memory beyond the state."""
+    """Run a rank that has the state and sends it; answers each message with its memory beyond the state."""
     for tensor in state.prepare(state.inventory(STEP)).values():
-        tensor.sum()  # its pages are in this process's count from now on, not from the first reader on
+        tensor.sum()  # counts the pages for this process now, not at the first reader
     nodes = 2 if tcp else 1
     with HydrationServer(state, token=TOKEN, socket_dir=folder, nodes=nodes, hydration=transport) as server:
         server.offer(GENERATION, STEP)
@@ -148,9 +148,9 @@ def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool, transport: 
 
 
 def want(pipe: Connection, size: int, transport: str) -> None:
-    """A newcomer: receives from the endpoints that it is told; answers with its memory beyond the state.
+    """Run a newcomer: receive from the endpoints of a message; answer with its memory beyond the state.
 
-    It is told the number of connections for each holder, too.
+    The message also has the number of connections to each holder.
     """
     state = State(size, value=-1.0)
     flows.FLOW_WORTH, flows.cores = 1, lambda: 1000
@@ -192,7 +192,7 @@ Room = np.ndarray[Any, Any]
 
 
 class PlainSocket:
-    """A bare copy of the state over connections between two processes, each with an equal part."""
+    """A copy of the state over plain connections between two processes, each of which transfers an equal part."""
 
     def __init__(
         self, stack: ExitStack, state: State, folder: Path, room: Room, tcp: bool, flows: int = 1, checked: bool = False
@@ -235,7 +235,7 @@ class PlainSocket:
             self._flows.append((sock, room.data[begin:end], sizes))
 
     def copy(self) -> None:
-        """Once."""
+        """Copy the state once."""
         others = [threading.Thread(target=self._receive, args=flow) for flow in self._flows[1:]]
         for thread in others:
             thread.start()
@@ -270,7 +270,7 @@ class Newcomers:
         self.beyond = 0
 
     def receive(self, count: int, endpoints: list[str], flows: int = 1) -> None:
-        """Receive in `count` processes at once, each all of it from these holders; returns when the last has it.
+        """Receive in `count` processes at once, each the whole state from these holders; returns when all have it.
 
         `flows`: connections to each holder.
         """
@@ -280,7 +280,7 @@ class Newcomers:
             self.beyond = max(self.beyond, process.hear())
 
     def make(self, count: int) -> None:
-        """Have `count` newcomers ready."""
+        """Prepare `count` newcomers."""
         while len(self._processes) < count:
             process = self._stack.enter_context(Process(lambda pipe: want(pipe, self._state.nbytes, self._transport)))
             self._processes.append(process)
@@ -288,7 +288,7 @@ class Newcomers:
 
 
 def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool, transport: str) -> Row:
-    """All sides for one size, in turns; the first turn is left out."""
+    """Run all sides for one size, in turns; the first turn is left out."""
     state = State(int(gigabytes * 1e9), value=1.0)
     room = np.ones(state.nbytes, dtype=np.uint8)
     parts = [np.frombuffer(part, dtype=np.uint8) for part in state.parts()]
@@ -334,7 +334,7 @@ def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool, transport
 
 
 def show(rows: list[Row], kind: str, console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     table = Table(title=f"Hydration over {kind}, GB/s")
     columns = ("state", "1 holder", "2 holders", "3 holders", "3 receivers", "socket", "1 holder / socket")
     for column in (*columns, "4 flows", "4 sockets", "4 flows / 4 sockets", "memcpy", "beyond the state"):

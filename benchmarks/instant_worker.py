@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers at once with always the same, to measure what the head of a batch can do.
+"""An OpenAI-compatible server that returns a fixed answer at once, to measure the head of a batch.
 
 `python benchmarks/instant_worker.py`: prints its port.
 """
@@ -18,19 +18,19 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class InstantWorker(asyncio.Protocol):
-    """One connection: a reply for each whole request."""
+    """One connection: a reply for each complete request."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what to write to."""
+        """Store the transport."""
         if isinstance(transport, asyncio.WriteTransport):
             self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer what is whole."""
+        """Answer complete requests."""
         self._buffer += data
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             length = _LENGTH.search(self._buffer, 0, end + 2)

@@ -1,9 +1,9 @@
-"""The live page in a browser: how often it draws 2,000 ranks, and what it looks like while ranks of a job are killed.
+"""The live page in a browser: its drawing rate for 2,000 ranks, and screenshots while ranks of a job are killed.
 
-A simulated job of 2,000 ranks tells of commits all the time and has an incident every two seconds; the page is offered
-more updates than it is asked to draw, and those that it has drawn are counted. Then a job of four ranks is trained,
-and two of them are killed: one by `regrow kill`, and one by the page itself, with its keyboard alone. Screenshots are
-taken before, while and after each is mended, the first in light and the second in dark.
+A simulated job of 2,000 ranks reports commits all the time and has an incident every two seconds; the page gets more
+updates than it should draw, and the drawn ones are counted. Then a job of four ranks is trained, and two of them are
+killed: one by `regrow kill`, and one by the page itself, with its keyboard alone. Screenshots are taken before, during
+and after each recovery, the first in light mode and the second in dark mode.
 
 python benchmarks/live_page.py [--quick] [--json FILE] [--shots DIR] [--chromium PATH]
 """
@@ -33,21 +33,21 @@ from regrow.observe.watch.site import WatchSite
 
 RANKS, PER_NODE = 2_000, 8
 OFFERED_S = 0.02
-"""Between two updates that the page is offered."""
+"""Seconds between two updates that are offered to the page."""
 TOLD_S = 0.2
-"""Between two reports of a node's newest commits, as agents send them."""
+"""Seconds between two reports of a node's newest commits, as agents send them."""
 INCIDENT_S = 2.0
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 300.0
 TRIES = 5
-"""A world may be mended before its picture is taken."""
+"""Number of tries, since a world may have recovered before its screenshot."""
 
 
 # --- 2,000 ranks ---------------------------------------------------------------------------------------------------
 
 
 async def simulate(site: WatchSite) -> None:
-    """A job of 2,000 ranks, until it is cancelled."""
+    """Run a job of 2,000 ranks until cancelled."""
     began = time.monotonic()
     workers = [WorkerId(f"w{rank}") for rank in range(RANKS)]
     site.feed(JobStarted(began, JobId("simulated"), RANKS, RANKS // PER_NODE, 0, ["train.py"]))
@@ -116,7 +116,7 @@ class TrainingJob:
         self.address = address
 
     def regrow(self, *words: str) -> str:
-        """Output of another regrow command about the job."""
+        """Output of another regrow command for the job."""
         command = [sys.executable, "-m", "regrow", *words]
         done = subprocess.run(
             command, env=self._environment, check=True, capture_output=True, text=True, timeout=PATIENCE_S
@@ -126,7 +126,7 @@ class TrainingJob:
 
 @asynccontextmanager
 async def training() -> AsyncIterator[TrainingJob]:
-    """A job that goes on until the end of the block."""
+    """A job that trains until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="regrow-live-") as home:
         environment = {**os.environ, "REGROW_HOME": home}
         words = ["run", "--job", "live-page", "--nproc-per-node", "4", "--watch", "0", "--no-health"]
@@ -163,7 +163,7 @@ TRAINING = f"{STATUS} === 'training' && state.tick.states === 'tttt'"
 
 
 async def shoot(page: BrowserPage, job: TrainingJob, shots: Path) -> dict[str, float]:
-    """Pictures of both kills; what the page has done wrong."""
+    """Take screenshots of both kills; returns figures on errors of the page."""
     await page.open(job.address)
     incidents = 0
     for scheme in ("light", "dark"):
@@ -171,7 +171,7 @@ async def shoot(page: BrowserPage, job: TrainingJob, shots: Path) -> dict[str, f
         await page.wait_for(
             f"state.snap && {TRAINING} && state.tick.step > 5 && !state.tick.incident", within=PATIENCE_S
         )
-        await asyncio.sleep(3.0)  # some points of the curves
+        await asyncio.sleep(3.0)  # collects some points for the curves
         await page.screenshot(shots / f"before-{scheme}.png")
         for _ in range(TRIES):
             if scheme == "light":
@@ -196,7 +196,7 @@ async def shoot(page: BrowserPage, job: TrainingJob, shots: Path) -> dict[str, f
 
 
 async def kill_by_keyboard(page: BrowserPage, job: TrainingJob, shots: Path) -> None:
-    """By the page: Tab, Enter and the token."""
+    """Kill a rank by the page's keyboard: Tab, Enter and the token."""
     if await page.look("document.querySelectorAll('#acts button').length === 0"):
         if await page.look("document.querySelectorAll('button').length"):
             raise RuntimeError("there are buttons without the token")
@@ -220,7 +220,7 @@ async def kill_by_keyboard(page: BrowserPage, job: TrainingJob, shots: Path) -> 
 
 
 async def tab_to(page: BrowserPage, there: str) -> None:
-    """Press Tab until the focus is there."""
+    """Press Tab until the element has the focus."""
     for _ in range(30):
         if await page.look(there):
             return
@@ -238,7 +238,7 @@ async def measure(program: str, *, quick: bool, shots: Path) -> dict[str, float]
         errors, asked = list(page.errors), list(page.requests)
     async with training() as job, chromium(program) as page:
         figures |= await shoot(page, job, shots)
-        expected = "401 (Unauthorized)"  # the browser's own word for the wrong token, which was meant
+        expected = "401 (Unauthorized)"  # the browser's message about the wrong token, which is intended
         errors += [error for error in page.errors if expected not in error]
         asked += page.requests
     elsewhere = [address for address in asked if not re.match(r"http://127\.0\.0\.1:|data:|about:", address)]

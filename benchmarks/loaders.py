@@ -1,4 +1,4 @@
-"""Processes for `data.py`: readers of a corpus by regrow's node cache and by torch's DataLoader, and what they read."""
+"""Processes for `data.py`: readers of a corpus by regrow's node cache and by torch's DataLoader, and their data."""
 
 import os
 import shutil
@@ -30,14 +30,14 @@ from regrow.data.tokens import PackedTokens
 
 SEED = 1
 UNTIL = 1_000_000
-"""Steps of the training: more than anybody reads."""
+"""Steps of the training: more than are ever read."""
 _BLOCK = 1 << 20
 _SOCKET_S: Seconds = 30.0
 
 Body = Callable[[Parent], None]
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- the corpus -----------------------------------------------------------------------------------------------------
 
 
 def make_corpus(folder: Path, tokens: int) -> Path:
@@ -60,7 +60,7 @@ def make_corpus(folder: Path, tokens: int) -> Path:
 
 
 class Working(Dataset[dict[str, torch.Tensor]]):
-    """Samples of a data set, each after `work_s` seconds of the processor's time."""
+    """Samples of a data set, each after `work_s` seconds of CPU time."""
 
     def __init__(self, dataset: Dataset[dict[str, torch.Tensor]], work_s: Seconds) -> None:
         self.dataset, self.work_s = dataset, work_s
@@ -76,7 +76,7 @@ class Working(Dataset[dict[str, torch.Tensor]]):
 
 
 class ArrayTokens(Dataset[dict[str, torch.Tensor]]):
-    """Windows of an array of tokens, as a script without regrow cuts them. `tokens`: in memory, or mapped."""
+    """Windows of an array of tokens, cut as in a script without regrow. `tokens`: in memory, or mapped."""
 
     def __init__(self, tokens: np.ndarray[Any, Any], length: int, stride: int) -> None:
         self.tokens, self.length, self.stride = tokens, length, stride
@@ -93,7 +93,7 @@ class ArrayTokens(Dataset[dict[str, torch.Tensor]]):
 class Reading:
     """Samples of a corpus, and their batches.
 
-    work_s: seconds of the processor's time that a transform takes for each sample. dtype: of the tokens; None: as
+    work_s: CPU seconds of the transform of each sample. dtype: of the tokens; None: as stored.
     stored.
     """
 
@@ -112,7 +112,7 @@ class Reading:
 
     @property
     def batch_bytes(self) -> int:
-        """Of a batch's tokens."""
+        """Bytes of a batch's tokens."""
         return self.batch_size * (self.length + 1) * (2 if self.dtype is None else 8)
 
 
@@ -120,23 +120,23 @@ class Reading:
 
 
 class _Stepping:
-    """A worker in the middle of its training, which nobody interrupts."""
+    """A stand-in for a worker in the middle of an undisturbed training."""
 
     stepping, halted, moved = True, False, False
 
     def want_producer(self, loader: int) -> None:
-        """It is there."""
+        """Do nothing: the producer exists."""
 
     def beat(self) -> None:
-        """Nobody watches."""
+        """Do nothing: no watchdog runs."""
 
     def on_halt(self, call: Callable[[], None]) -> None:
-        """Nobody halts it."""
+        """Do nothing: no halt occurs."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node's cache in `folder`, at most `budget` bytes, and its one loader. `sockets`: where its producer listens."""
+    """A node's cache in `folder`, at most `budget` bytes, and its loader. `sockets`: folder of a producer's socket."""
 
     reading: Reading
     folder: str
@@ -144,23 +144,23 @@ class Node:
     budget: int
 
     def loader(self) -> DataLoader[dict[str, torch.Tensor]]:
-        """As a script makes it. In each process that is forked it is the first."""
+        """The loader, made as in a script. In each forked process it is the first."""
         reading = self.reading
         return DataLoader(reading.dataset(), reading.batch_size, shuffle=reading.shuffle, num_workers=1)
 
     def produce(self, _: Parent) -> None:
-        """The process that makes batches, as a node's agent starts it; until it is killed."""
+        """Run the process that makes batches, as a node's agent starts it, until it is killed."""
         making = Making(self.loader(), CacheSettings(self.folder, self.budget), alone=[])
         Producer(making, producer_socket(self.sockets, 0), served=lambda: None).run()
 
     @property
     def in_place(self) -> bool:
-        """True if ranks read the mapped corpus itself, so that there is no producer."""
+        """True if ranks read the mapped corpus directly, without a producer."""
         return not self.reading.work_s
 
     @contextmanager
     def producing(self) -> Iterator[list[Child]]:
-        """Within this there is a producer, which listens, where one is needed. Raises `Failed`."""
+        """Run a listening producer, if one is needed, within the block. Raises `Failed`."""
         if self.in_place:
             yield []
             return
@@ -189,7 +189,7 @@ class Node:
     def is_view(self, batch: dict[str, torch.Tensor]) -> bool:
         """True if all tensors of a batch are views of a mapped entry of the cache: nothing was copied.
 
-        True also if there are no entries: then each token was copied once, out of the corpus.
+        Also True if there are no entries: then each token was copied once, out of the corpus.
         """
         if self.in_place:
             return True
@@ -202,7 +202,7 @@ class Node:
 
 
 def first_of_ours(node: Node, step: int) -> Body:
-    """A worker that takes the place of a lost one: says what its first batch has taken.
+    """A worker that replaces a lost one: reports the cost of its first batch.
 
     Seconds, processor seconds, and whether the batch is a view of the cache.
     """
@@ -220,7 +220,7 @@ def first_of_ours(node: Node, step: int) -> Body:
 
 @dataclass
 class Place:
-    """Folders of the benchmark. `tokens`: the file of the small corpus; `cache`: where caches are made."""
+    """Folders of the benchmark. `tokens`: the file of the small corpus; `cache`: folder of the caches."""
 
     folder: Path
     tokens: Path
@@ -230,7 +230,7 @@ class Place:
 
     @contextmanager
     def node(self, reading: Reading, budget: int) -> Iterator[Node]:
-        """A node with an empty cache, which is removed afterwards."""
+        """A node with an empty cache, which is removed at the end."""
         self.caches += 1
         cache, sockets = self.cache / str(self.caches), self.folder / str(self.caches)
         cache.mkdir()
@@ -245,7 +245,7 @@ class Place:
 
 
 class _Skipping(Sampler[list[int]]):
-    """The batches of a sampler but for the first ones, of which no sample is read."""
+    """The batches of a sampler without the first ones, whose samples are not read."""
 
     def __init__(self, batches: BatchSampler, skipped: int) -> None:
         self._batches, self._skipped = batches, skipped
@@ -257,7 +257,7 @@ class _Skipping(Sampler[list[int]]):
 def torch_loader(
     dataset: Dataset[dict[str, torch.Tensor]], reading: Reading, share: int, shares: int
 ) -> TorchLoader[dict[str, torch.Tensor]]:
-    """As a script makes it: one loader worker that stays; with several ranks, torch's sampler deals out the samples."""
+    """The loader, made as in a script: one persistent loader worker; with several ranks, a distributed sampler."""
     spread: Sampler[int] | None = None
     if shares > 1:
         spread = DistributedSampler(dataset, shares, share, shuffle=reading.shuffle, seed=SEED)
@@ -273,7 +273,7 @@ def torch_loader(
 
 
 def first_by_reading(reading: Reading, step: int) -> Body:
-    """A new process that reads all batches before `step` and throws them away; says when it has the batch of `step`."""
+    """A new process that reads and discards all batches before `step`; reports when it has the batch of `step`."""
 
     def body(parent: Parent) -> None:
         began = time.perf_counter()
@@ -289,7 +289,7 @@ def first_by_reading(reading: Reading, step: int) -> Body:
 
 
 def first_by_skipping(reading: Reading, step: int) -> Body:
-    """The same, but only the indices of the batches before `step` are drawn and thrown away."""
+    """As `first_by_reading`, but only the indices of the earlier batches are drawn."""
 
     def body(parent: Parent) -> None:
         began = time.perf_counter()
@@ -305,11 +305,11 @@ def first_by_skipping(reading: Reading, step: int) -> Body:
     return body
 
 
-# --- readers that are told how much to read -------------------------------------------------------------------------
+# --- readers on request ---------------------------------------------------------------------------------------------
 
 
 def ours(node: Node, share: int, shares: int) -> Body:
-    """A rank that reads from the node's cache as it is told."""
+    """A rank that reads from the node's cache on request."""
     return lambda parent: _read(parent, node.batches(share, shares), node.is_view)
 
 
@@ -343,9 +343,9 @@ def _read(
     batches: Iterator[dict[str, torch.Tensor]],
     is_view: Callable[[dict[str, torch.Tensor]], bool] = lambda batch: False,
 ) -> None:
-    """Read one batch; then for each received (aside, number) that many, of which those put aside do not count.
+    """Read one batch; then for each received (aside, number) that many, those aside without counting.
 
-    Says when the counted ones began and ended, and whether the last one was a view of the cache.
+    Reports the start and the end of the counted ones, and whether the last one was a view of the cache.
     """
     next(batches)
     parent.say("ready")

@@ -1,20 +1,20 @@
 """Effect of the LZ penalty on degenerate output and on accuracy, and its cost.
 
-    python benchmarks/lz.py            # more of all; estimated at 20 minutes, not timed yet
+    python benchmarks/lz.py            # all settings; estimated at 20 minutes, not timed yet
     python benchmarks/lz.py --quick    # about 4 minutes: fewer strengths, temperatures and prompts
-    python benchmarks/lz.py --quick --arrivals    # seconds: only what requests cost as they arrive under a server
+    python benchmarks/lz.py --quick --arrivals    # seconds: only the cost of requests that arrive under a server
 
-A small recurrent model (0.4 million parameters, 512 tokens) is trained here from Python's own documentation, a fifth of
-which it never sees. It goes on from prompts of that fifth, 320 tokens each, under no penalty, a repetition penalty, a
-frequency penalty and the LZ penalty, at several strengths and temperatures; all of them see the output alone. An output
-is degenerate where `lz_penalty.detector` finds a loop at its end and only the limit on the length ended it. The
-accuracy is that of the next token on the unseen text. In parentheses: 95 % confidence intervals, over the prompts and
-over the stretches of text.
+A small recurrent model (0.4 million parameters, 512 tokens) is trained here on Python's own documentation, a fifth of
+which is held out. It continues prompts from that fifth, 320 tokens each, without a penalty, and with a repetition
+penalty, a frequency penalty and the LZ penalty, at several strengths and temperatures; all of them read the output
+alone. An output is degenerate if `lz_penalty.detector` finds a loop at its end and only the limit on the length ended
+it. The accuracy is that of the next token on the held-out text. In parentheses: 95 % confidence intervals, over the
+prompts and over the pieces of text.
 
-Then the time of a step is taken, beside transformers' own repetition penalty, the sides in turns. Both return new
-scores, as `generate` wants it; servers let the penalty edit their logits, which is the column *in place*.
+Then the time of a step is measured, against transformers' own repetition penalty, the sides in turns. Both return new
+scores, as `generate` expects; servers let the penalty edit their logits, which is the column *in place*.
 
-It is a small model, so what it shows is the penalty at work, not what it does to a large one. These are not the
+The small model shows that the penalty works, not its effect on a large model. These are not the
 paper's figures.
 """
 
@@ -35,24 +35,24 @@ from rich.table import Table
 from targets import tell, warn_if_busy
 
 STRENGTH = 0.27
-"""The paper's 0.15, in a vocabulary of 512 tokens instead of about 150,000: the most that it takes off is the same, as
+"""The paper's 0.15, for a vocabulary of 512 tokens instead of about 150,000: the largest penalty is the same, since
 there a token that ends a long match saves 17.2 + 1 bits, and here 9 + 1."""
 
 NONE, DEFAULT, SCALED = Side("none"), lz(0.15), lz(STRENGTH)
 GREEDY = (NONE, Side("repetition", 1.1), Side("frequency", 0.1), DEFAULT, SCALED, lz(STRENGTH, min_match=3))
-"""Those that go on from many prompts at temperature 0. All of them are in both plans."""
+"""Sides that continue many prompts at temperature 0. Both plans have all of them."""
 
 
 class Plan(NamedTuple):
-    """Amount of the measurements.
+    """Size of the measurements.
 
     Attributes:
         steps: of the training.
-        sides: at each temperature.
+        sides: those at each temperature.
         temperatures: from greedy to the model's own distribution.
-        prompts: of each side at each temperature.
-        greedy: prompts of the sides in `GREEDY`, at temperature 0.
-        rounds: of the cost.
+        prompts: number for each side at each temperature.
+        greedy: number of prompts for the sides in `GREEDY`, at temperature 0.
+        rounds: of the measurement of the cost.
     """
 
     steps: int
@@ -98,11 +98,11 @@ QUICK = Plan(
 )
 
 BATCH = 128
-"""Prompts that go on together."""
+"""Prompts in one batch."""
 
 
 def outcome_of(model: SmallGRU, side: Side, text: Corpus, count: int, temperature: float) -> Outcome:
-    """Outcome of `count` prompts."""
+    """The outcome of `count` prompts."""
     prompts = prompts_of(text, count)
     return outcome(
         [output for some in torch.split(prompts, BATCH) for output in generate(model, side, some, temperature)]
@@ -137,7 +137,7 @@ def show_cost(costs: Sequence[lz_cost.Cost], console: Console) -> None:
 
 
 def decoding(plan: Plan, console: Console) -> tuple[dict[str, float], dict[str, object]]:
-    """Train, and measure all sides. Returns figures, and the tables for the JSON."""
+    """Train the model, and measure all sides. Returns figures, and the tables for the JSON."""
     # One thread: the model is small, and on a busy machine two would wait for each other.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -165,7 +165,7 @@ def decoding(plan: Plan, console: Console) -> tuple[dict[str, float], dict[str, 
 
 
 def figures_of(greedy: Mapping[Side, Outcome], accuracy: Mapping[Side, Mapping[float, Share]]) -> dict[str, float]:
-    """Percent of the prompts, and of the tokens."""
+    """Figures in percent, of the prompts and of the tokens."""
     named = {"none": NONE, "lz_at_0.15": DEFAULT, "lz": SCALED}
     figures = {f"exact_loops_{name}": greedy[side].loops.percent for name, side in named.items()}
     figures |= {f"degenerate_{name}": greedy[side].degenerate.percent for name, side in named.items()}
@@ -174,7 +174,7 @@ def figures_of(greedy: Mapping[Side, Outcome], accuracy: Mapping[Side, Mapping[f
 
 
 def cost(plan: Plan, console: Console) -> dict[str, float]:
-    """Measure steps. Of all vocabularies and contexts the worst ratio counts."""
+    """Measure steps. The figure is the worst ratio over all vocabularies and contexts."""
     costs = list(lz_cost.measure(plan.rounds))
     show_cost(costs, console)
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Processor time that requests cost the LZ penalty under vLLM's V1 as they arrive, and once they have gone."""
+"""CPU time of the LZ penalty for requests that arrive under vLLM's V1, and after they have ended."""
 
 import time
 from collections.abc import Callable
@@ -17,14 +17,14 @@ ASKED = {"lz_strength": 0.15}
 
 
 def _took(work: Callable[[], object]) -> float:
-    """Seconds of this process's processors."""
+    """CPU seconds of this process for the work."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def _arrive(batch: StepBatch, first: int, count: int) -> list[list[int]]:
-    """Add `count` requests, in rows from the first on; returns their outputs."""
+    """Add `count` requests, in rows from `first` on; returns their output lists."""
     outputs: list[list[int]] = [[] for _ in range(count)]
     for row, output in enumerate(outputs, first):
         batch.add(row, LZParameters.of_request(ASKED, kept=WIDTH), output)
@@ -32,7 +32,7 @@ def _arrive(batch: StepBatch, first: int, count: int) -> list[list[int]]:
 
 
 def arrivals_s(logits: Tensor) -> float:
-    """A step in which requests arrive, beyond the same step in which none does."""
+    """Extra seconds of a step in which requests arrive, over the same step without arrivals."""
     batch = StepBatch("cpu", WIDTH)
     run: list[list[int]] = _arrive(batch, 0, 8)
     for output in run:
@@ -48,7 +48,7 @@ def arrivals_s(logits: Tensor) -> float:
 
 
 def one_request_s(batch: StepBatch, outputs: list[list[int]], logits: Tensor, steps: int) -> float:
-    """A step of one request."""
+    """Seconds of a step of one request."""
 
     def run() -> None:
         for _ in range(steps):
@@ -59,7 +59,7 @@ def one_request_s(batch: StepBatch, outputs: list[list[int]], logits: Tensor, st
 
 
 def measure(rounds: int = 9) -> dict[str, float]:
-    """The figures: medians of the rounds, and of what is compared the median ratio, sides in turns."""
+    """The figures: medians of the rounds; for comparisons the median ratio, sides in turns."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

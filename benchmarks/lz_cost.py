@@ -1,4 +1,4 @@
-"""Cost of a step of the LZ penalty on this machine, beside transformers' own repetition penalty."""
+"""Cost of a step of the LZ penalty on this machine, against transformers' own repetition penalty."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +23,9 @@ class Cost(NamedTuple):
     """Microseconds a step, the median of the rounds.
 
     Attributes:
-        theirs: transformers' repetition penalty, by `generate`.
-        ours: the LZ penalty, by `generate`; both return new scores.
-        in_place: the LZ penalty on logits that it may edit, as servers let it.
+        theirs: transformers' repetition penalty, as used by `generate`.
+        ours: the LZ penalty, as used by `generate`; both return new scores.
+        in_place: the LZ penalty on logits that it may edit, as in servers.
         ratio: the median over the rounds of ours over theirs in the same round.
     """
 
@@ -39,13 +39,13 @@ class Cost(NamedTuple):
 
 
 def measure(rounds: int) -> Iterator[Cost]:
-    """All shapes; in a round each side has its turn, and the next round begins with the next side."""
+    """Measure all shapes; in a round each side has a turn, and each round starts with another side."""
     for vocabulary, batch, context in product(VOCABULARIES, BATCHES, CONTEXTS):
         yield measure_shape(vocabulary, batch, context, rounds)
 
 
 def measure_shape(vocabulary: int, batch: int, context: int, rounds: int) -> Cost:
-    """The window is full, and reaches into the prompt, as the other penalty does."""
+    """Measure one shape. The window is full, and includes the prompt, as for the other penalty."""
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocabulary, (batch, context + rounds + 2), generator=draw)
     logits = torch.randn(batch, vocabulary, generator=draw)

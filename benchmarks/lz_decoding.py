@@ -1,4 +1,4 @@
-"""Effect of the penalties of `lz.py` on a small model's outputs, and on its accuracy on text it never saw."""
+"""Effect of the penalties of `lz.py` on a small model's outputs, and on its accuracy on held-out text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ GRAM = 4
 
 @dataclass(frozen=True)
 class Side:
-    """A penalty at one strength. All see the output alone.
+    """A penalty at one strength. All penalties read the output alone.
 
     Attributes:
         name: of the penalty.
-        strength: as the penalty counts it; of *repetition* what logits are divided by, of *frequency* what is taken
-            off for each time that a token occurred.
-        lz: the parameters, of the LZ penalty.
+        strength: in the penalty's unit: for *repetition* the divisor of logits, for *frequency* the deduction for each
+                occurrence of a token.
+        lz: the parameters, for the LZ penalty.
     """
 
     name: str
@@ -41,7 +41,7 @@ def lz(strength: float, **parameters: object) -> Side:
 
 
 class Penalised:
-    """A side at work on a batch of sequences."""
+    """A side applied to a batch of sequences."""
 
     def __init__(self, side: Side, batch: int) -> None:
         self._side = side
@@ -49,7 +49,7 @@ class Penalised:
         self._lz = LZPenalty([side.lz] * batch) if side.lz is not None else None
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The logits of the next tokens, penalised, in place where it can be."""
+        """Penalise the logits of the next tokens, in place if possible."""
         strength = self._side.strength
         if self._lz is not None:
             return self._lz.apply(logits)
@@ -59,7 +59,7 @@ class Penalised:
         return logits - strength * self._counts if self._side.name == "frequency" else logits
 
     def push(self, tokens: Tensor) -> None:
-        """The tokens that were said, [batch]."""
+        """Append the sampled tokens, [batch]."""
         if self._lz is not None:
             self._lz.push(tokens)
         else:
@@ -75,7 +75,7 @@ class Share(NamedTuple):
 
     @classmethod
     def of_count(cls, count: int, total: int) -> "Share":
-        """Of events that are there or not (Wilson, 1927)."""
+        """The share of events among `total` trials (Wilson, 1927)."""
         z, p = 1.96, count / total
         middle = (p + z * z / (2 * total)) / (1 + z * z / total)
         half = z / (1 + z * z / total) * sqrt(p * (1 - p) / total + z * z / (4 * total * total))
@@ -83,7 +83,7 @@ class Share(NamedTuple):
 
     @classmethod
     def of_mean(cls, shares: Sequence[float]) -> "Share":
-        """Of values from independent texts."""
+        """The mean of values from independent texts."""
         half = 1.96 * stdev(shares) / sqrt(len(shares))
         return cls(100 * mean(shares), 100 * max(0.0, mean(shares) - half), 100 * min(1.0, mean(shares) + half))
 
@@ -92,13 +92,13 @@ class Share(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of one side at one temperature.
+    """Outcome of one side at one temperature.
 
     Attributes:
         loops: outputs that ended in an exact loop, cut off by the limit on their length.
-        degenerate: outputs that ended in a loop of either kind, likewise.
+        degenerate: outputs that ended in a loop of either kind, cut off likewise.
         repeated: 4-grams of an output that had occurred in it before.
-        prompts: how many.
+        prompts: their number.
     """
 
     loops: Share
@@ -108,14 +108,14 @@ class Outcome(NamedTuple):
 
 
 def prompts_of(text: Corpus, count: int) -> Tensor:
-    """Beginnings from the text that the model never saw, evenly spread, [count, PROMPT]."""
+    """Prompts from the held-out text, evenly spread, [count, PROMPT]."""
     starts = torch.linspace(0, len(text.held_out) - PROMPT, count).to(torch.int64)
     return text.held_out[starts.unsqueeze(1) + torch.arange(PROMPT)]
 
 
 @torch.inference_mode()
 def generate(model: SmallGRU, side: Side, prompts: Tensor, temperature: float) -> list[list[int]]:
-    """Outputs to the end token, or to the limit. All sides draw the same random numbers."""
+    """Outputs up to the end token, or to the limit. All sides use the same random numbers."""
     penalised, state = Penalised(side, len(prompts)), None
     noise = torch.Generator().manual_seed(0)
     tokens, said = prompts, []
@@ -134,7 +134,7 @@ def generate(model: SmallGRU, side: Side, prompts: Tensor, temperature: float) -
 
 
 def outcome(outputs: Sequence[Sequence[int]]) -> Outcome:
-    """Add up what became of prompts."""
+    """Summarize the outputs of the prompts."""
     verdicts = [examine(output, hit_length_limit=len(output) == OUTPUT) for output in outputs]
     loops = sum(verdict.degenerate and isinstance(verdict.loop, ExactLoop) for verdict in verdicts)
     degenerate = sum(verdict.degenerate for verdict in verdicts)
@@ -151,10 +151,10 @@ def repeated_grams(output: Sequence[int]) -> float:
 
 @torch.inference_mode()
 def accuracies(model: SmallGRU, side: Side, text: Corpus, temperatures: Sequence[float]) -> dict[float, Share]:
-    """Accuracy of the next token on unseen text, all tokens before it being the text's own.
+    """Accuracy of the next token on held-out text, given the text's own previous tokens.
 
-    At temperature 0 the likeliest token is taken; above it, the chance of the right one counts. The first tokens of
-    each stretch are its prompt, which no penalty sees.
+    At temperature 0 the most probable token is compared; above it, the probability of the right one counts. The first
+    tokens of each piece are its prompt, which no penalty reads.
     """
     count = len(text.held_out) // CONTEXT
     stretches = text.held_out[: count * CONTEXT].view(count, CONTEXT)

@@ -1,4 +1,4 @@
-"""The small model of `lz.py`: trained from Python's own documentation, which each machine with Python has."""
+"""The small model of `lz.py`, trained on Python's own documentation, which every Python installation contains."""
 
 import math
 import pydoc_data.topics
@@ -21,7 +21,7 @@ CONTEXT = PROMPT + OUTPUT
 
 
 class Corpus(NamedTuple):
-    """Tokens to train on, and others that the model never sees."""
+    """Training tokens, and held-out tokens."""
 
     train: Tensor
     held_out: Tensor
@@ -51,7 +51,7 @@ def corpus() -> Corpus:
 
 
 class SmallGRU(nn.Module):
-    """A recurrent network of 0.4 million parameters, the size that learns most from few tokens in a short time."""
+    """A recurrent network of 0.4 million parameters, a size that learns well from few tokens in a short time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class SmallGRU(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.1)
 
     def forward(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits [batch, length, vocabulary] of tokens [batch, length], and the state behind them."""
+        """Logits [batch, length, vocabulary] of tokens [batch, length], and the state after them."""
         hidden, state = self.recurrent(self.tokens(tokens), state)
         return self.out(hidden) @ self.tokens.weight.T + self.bias, state
 
 
 def train(text: Corpus, steps: int) -> SmallGRU:
-    """The same model for the same text and steps."""
+    """Train a model, which is the same for the same text and steps."""
     torch.manual_seed(0)
     model, state, place = SmallGRU(), None, 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)

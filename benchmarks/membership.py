@@ -1,4 +1,4 @@
-"""Speed of the coordinator's decisions: facts a second, and one incident of a job of 10,000 ranks, without I/O.
+"""Speed of the coordinator's decisions: facts a second, and one incident in a job of 10,000 ranks, without I/O.
 
 python benchmarks/membership.py [--json FILE] [--quick]
 """
@@ -20,7 +20,7 @@ from regrow.membership.machine import Membership
 
 
 class Drive:
-    """Feeds a machine as the server does, its next deadline asked after every fact, and counts."""
+    """Feeds facts to the coordinator's state machine, asks for its deadline after each, as the server does; counts."""
 
     def __init__(self, nodes: int, nproc: int) -> None:
         spec = JobSpec(JobId("bench"), nproc, nodes, 1, Warmth.BUILT, 100, 3600.0, None, False)
@@ -29,7 +29,7 @@ class Drive:
         self.heard = 0
 
     def tell(self, news: Iterable[Fact]) -> None:
-        """Each fact a millisecond after the one before."""
+        """Feed facts, each a millisecond after the previous one."""
         for fact in news:
             self.now += 0.001
             self.heard += 1
@@ -37,32 +37,32 @@ class Drive:
             self.machine.next_deadline()
 
     def ready(self, workers: Iterable[WorkerId], state: StepNo) -> None:
-        """Workers are built."""
+        """Report that workers are built."""
         for worker in workers:
             self.tell(
                 [facts.WorkerStarted(worker, 1), facts.WorkerReady(worker, state, f"tcp:host:{worker}", "layout", 1.0)]
             )
 
     def resume(self, step: StepNo) -> None:
-        """Every rank resumes, and commits its next step."""
+        """Resume every rank, and commit its next step."""
         places, generation = list(self.machine.roster.places.values()), self.machine.generation
         self.tell(facts.WorkerResumed(worker, generation) for worker in places)
         self.tell(facts.WorkerCommitted(worker, generation, step, self.now, 0.1) for worker in places)
 
     def join(self, nodes: Iterable[NodeId]) -> None:
-        """Agents register."""
+        """Register agents."""
         nproc = self.machine.spec.nproc
         self.tell(facts.NodeJoined(node, f"host-{node}", nproc, f"tcp:host-{node}:40000") for node in nodes)
 
     def start(self) -> None:
-        """From nothing to the first committed step and built standbys."""
+        """Run from the start to the first committed step with built standbys."""
         self.join(NodeId(f"n{node}") for node in range(self.machine.spec.nodes))
         self.ready(list(self.machine.roster.places.values()), StepNo(0))
         self.resume(StepNo(0))
         self.ready([standby.worker for standby in self.machine.roster.standbys()], NO_STATE)
 
     def lose(self, ranks: Iterable[int], step: StepNo) -> None:
-        """Ranks are killed and the world is mended: from the first exit to the next step on every rank."""
+        """Kill ranks and recover: from the first exit to the next step on every rank."""
         lost = [self.machine.roster.places[Rank(rank)] for rank in ranks]
         survivors = [worker for worker in self.machine.roster.places.values() if worker not in set(lost)]
         generation: Generation = self.machine.generation

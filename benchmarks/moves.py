@@ -1,16 +1,16 @@
-"""Pause of those who stay while ranks move to a spare node, by the size of the state; equality with a run without.
+"""Pause of the remaining ranks while others move to a spare node, by state size; equality with a run without moves.
 
     python benchmarks/moves.py              # 30 and 300 MB, about 6 minutes
     python benchmarks/moves.py --quick      # the same with fewer moves, about 3 minutes
     python benchmarks/moves.py --large      # 3 GB too: more than 24 GB of memory
 
 Two nodes of one rank each, and a spare. Their ranks move to the spare node one after the other, so each node is the
-spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a rank
-which stays has committed before a move to its first one beyond it, minus a median step before, each without its sleep.
-Its stages are those of the job's records, whose total has a whole step in it; *hydrate* is the time
-in which the newcomer receives the state. The same job without moves is what the result has to be equal to.
+spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a
+remaining rank committed before a move to its first one after it, minus a median step before, each without its sleep.
+Its stages come from the job's records, whose total includes a whole step; *hydrate* is the time in which the newcomer
+receives the state. The result must equal that of the same job without moves.
 
-Exits with 1 when a move did not come about, a step ran again, or the result is another.
+Exits with 1 if a move did not happen, a step ran again, or the result differs.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SETTLE = 6
 
 @dataclass
 class SizeMeasured:
-    """Moves of a job. `pauses`: of a rank that stayed, in seconds."""
+    """Moves of a job. `pauses`: of the remaining rank, in seconds."""
 
     pauses: list[float] = field(default_factory=list)
     records: list[IncidentClosed] = field(default_factory=list)
@@ -81,7 +81,7 @@ class MovedJob(Job):
         return self._client().status()
 
     def move(self, rank: int) -> None:
-        """Move the node of a rank, and wait until it trains elsewhere. Raises `JobStuck`."""
+        """Move the node of a rank, and wait until it trains on the other node. Raises `JobStuck`."""
         self.wait(self._spare_is_warm, deadline=DEADLINE, what="warm spare node")
         home = {worker.rank: worker.node for worker in self.view().ranks}[Rank(rank)]
         before = len(self.ledger.incidents)
@@ -93,7 +93,7 @@ class MovedJob(Job):
         self.wait(lambda: self.newest >= reached + SETTLE, deadline=DEADLINE, what="steps after a move")
 
     def finish(self) -> list[str]:
-        """Let it come to its end; the digests of its ranks."""
+        """Wait for the job's end; returns the digests of its ranks."""
         (self.folder / "hurry").touch()
         self.wait(lambda: self.newest >= self.steps - 1, deadline=1200, what="last step")
         outs = [self.folder / f"out.{rank}.json" for rank in range(2)]
@@ -114,7 +114,7 @@ class MovedJob(Job):
 
 
 def measure(folder: Path, name: str, state_mb: float, *, moves: int, steps: int) -> SizeMeasured:
-    """Move the ranks in turns, and compare with the run without."""
+    """Move the ranks in turns, and compare with the run without moves."""
     measured = SizeMeasured()
     with MovedJob(folder, f"moved-{name}", state_mb, steps, pace=PACE) as job:
         job.wait(lambda: job.newest >= SETTLE, deadline=DEADLINE, what="first steps")
@@ -144,14 +144,14 @@ def measure(folder: Path, name: str, state_mb: float, *, moves: int, steps: int)
 
 
 def pause_of(commits: list[StepCommitted], generation: int, sleep: Callable[[int], float]) -> tuple[float, float]:
-    """A median step before a move, less its sleep, and what a rank's first step behind it has lasted beyond that.
+    """A median step before a move, less its sleep, and the extra duration of a rank's first step after it.
 
-    Steps before, as the first ones behind a move are slower: the newcomer touches its memory for the first time.
+    Only steps before the move count, since the first ones after it are slower: the newcomer's memory is new.
 
     Args:
-        commits: of a rank that was there before, too, in order of time.
+        commits: of a rank that was also there before, in order of time.
         generation: the one that begins with the move.
-        sleep: seconds of a step by its number.
+        sleep: maps a step's number to the seconds that it sleeps.
     """
     earlier = [each for each in commits if each.generation < generation]
     first = next(each for each in commits if each.generation == generation)
@@ -161,7 +161,7 @@ def pause_of(commits: list[StepCommitted], generation: int, sleep: Callable[[int
 
 
 def show(name: str, measured: SizeMeasured) -> None:
-    """Print a size."""
+    """Print the results of one size."""
     stages = ", ".join(f"{stage} {median(getattr(each, stage) for each in measured.records):.3f}" for stage in STAGES)
     total = median(each.total for each in measured.records)
     print(

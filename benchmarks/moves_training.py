@@ -1,8 +1,8 @@
-"""The training of `moves.py` and `endurance.py`: state of any size that changes everywhere in every step.
+"""The training of `moves.py` and `endurance.py`: a state of any size, every element of which changes in every step.
 
 The loss is a mean over all parameters, so every element has a gradient, and AdamW changes it and its two moments. A
-step lasts `--pace` seconds at least, and longer towards the end, until there is a file `--hurry`: so moves find a
-training. At its end each rank writes a digest of its parameters and moments.
+step lasts at least `--pace` seconds, and longer towards the end, until there is a file `--hurry`, so that the training
+still runs when the ranks move. At its end each rank writes a digest of its parameters and moments.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import regrow
 
 CHUNK = 1_000_000
 BYTES_AN_ELEMENT = 12
-"""A parameter and two moments."""
+"""Bytes of a parameter and two moments."""
 LONGEST_S = 2.0
 
 
 class Spread(nn.Module):
-    """As many parameters as a state of `state_bytes` has."""
+    """A model with as many parameters as fit a state of `state_bytes`."""
 
     def __init__(self, state_bytes: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Spread(nn.Module):
         self.chunks = nn.ParameterList(chunks)
 
     def forward(self, batch: Tensor) -> Tensor:
-        """A number of all parameters and the batch."""
+        """A scalar that depends on all parameters and the batch."""
         return torch.stack(
             [(chunk * scale).sin().mean() for chunk, scale in zip(self.chunks, batch, strict=False)]
         ).mean()
@@ -58,7 +58,7 @@ def sleep_of(pace: float, step: int, steps: int) -> float:
 
 
 def wait(pace: float, hurry: Path, step: int, steps: int) -> None:
-    """Sleep for as long as the others may need to come to their point."""
+    """Sleep for the duration of the step, unless the file `hurry` exists."""
     if pace and not hurry.exists():
         time.sleep(sleep_of(pace, step, steps))
 

@@ -1,15 +1,15 @@
-"""Cost of the Kubernetes operator: a full resync of many jobs, the reaction to a lost pod, nodes, its memory.
+"""Cost of the Kubernetes operator: full resync of many jobs, reaction to a lost pod, check of the nodes, memory.
 
     python benchmarks/operator_cost.py --json out.json        # 200 jobs of 50 pods
     python benchmarks/operator_cost.py --quick
     python benchmarks/operator_cost.py --capacity --json out.json
 
-The API server is the test bed's, in another process; the operator's time is its own processor time. `nodes_s` is a look
-at all nodes, which happens every 30 s. `rss_mib` is the most that the process had, the bed's modules included.
+The API server is the test bed's, in another process; the operator's time is its own CPU time. `nodes_s` is a check of
+all nodes, which happens every 30 s. `rss_mib` is the process's peak memory, the test bed's modules included.
 
-`--capacity` measures on a bed with real processes, one job of small steps: other work has the place of its second
-replica and is taken away. `capacity_whole_s` is from then to the first step of two replicas, `own_start_s` what the
-same script takes by plain Python to the end of its first step, while the other replica trains, `capacity_s` the
+`--capacity` measures one job of small steps on a bed with real processes: other work occupies the place of its second
+replica and is then removed. `capacity_whole_s` is the time from then to the first step of two replicas, `own_start_s`
+that of the same script in plain Python to the end of its first step, while the other replica trains, `capacity_s` the
 difference. Each is the median of the rounds.
 """
 
@@ -49,7 +49,7 @@ KEY = b"0123456789abcdef0123456789abcdef"
 
 
 def _serve(pipe: Connection, jobs: int, pods: int) -> None:
-    """The cluster: pods run as soon as they are made; on each word from the pipe one is lost."""
+    """Run the cluster: pods run as soon as they are created; each message on the pipe makes one fail."""
     store = FakeStore(time.time)
     store.install(crd())
 
@@ -157,7 +157,7 @@ async def _measure_capacity(folder: Path, rounds: int) -> dict[str, float]:
 
 
 def _node(name: str) -> dict[str, Any]:
-    """As large as one of a cloud: 40 images, 30 labels, 8 conditions; every hundredth has an Xid."""
+    """A node object as large as in a cloud: 40 images, 30 labels, 8 conditions; every hundredth has an Xid."""
     kinds = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "KernelDeadlock", "ReadonlyFilesystem")
     conditions = [
         {"type": each, "status": "True" if each == "Ready" else "False", "message": "m" * 80} for each in kinds

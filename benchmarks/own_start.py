@@ -1,4 +1,4 @@
-"""Time of a training script by itself to the end of its first step, which no launcher can shorten."""
+"""Time of a training script alone to the end of its first step, which no launcher can shorten."""
 
 import os
 import statistics
@@ -12,10 +12,10 @@ SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "scripts" / "train_micr
 
 
 def own_start(folder: Path) -> float:
-    """The tests' small training in micro-batches, started by plain Python; seconds.
+    """Seconds of the tests' small training in micro-batches, started by plain Python.
 
     Args:
-        folder: where it writes what it has made.
+        folder: for its output.
     """
     words = [sys.executable, str(SCRIPT), "--steps", "1", "--invariant", "--out", str(folder / "alone.out")]
     began = time.monotonic()
@@ -29,12 +29,12 @@ def own_start(folder: Path) -> float:
 
 
 def beyond(name: str, whole: Sequence[float], own: Sequence[float]) -> dict[str, float]:
-    """Time of rounds beyond the script's own start, `<name>_s`; the median, for machines do other things too.
+    """The figure `<name>_s`: the median, over the rounds, of the time in addition to the script's own start.
 
     Args:
         name: of the figure.
         whole: time of each round.
-        own: time of the script by itself beside it.
+        own: time of the script alone in the same round.
     """
     return {
         f"{name}_s": statistics.median(took - alone for took, alone in zip(whole, own, strict=True)),

@@ -1,7 +1,7 @@
-"""NVRx's in-process restart for `peers.py`: the training function starts again in the processes that are left.
+"""NVRx's in-process restart for `peers.py`: the training function restarts in the remaining processes.
 
-Two more processes than ranks wait in reserve. `peers.py` starts each process itself, as the tool's example says that
-torchrun ends all workers when one is lost.
+Two more processes than ranks wait in reserve. `peers.py` starts each process itself, since torchrun ends all workers
+when one is lost, as the tool's example notes.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Sides of `peers.py`: the commands that start each tool, its settings, and the document that these come from."""
+"""Sides of `peers.py`: the commands that start each tool, its settings, and the documents from which they come."""
 
 import sys
 from collections.abc import Callable
@@ -17,10 +17,10 @@ class Side:
     """A tool and its settings.
 
     Attributes:
-        commands: what is started, given the folder and the words of the training script.
-        settings: what was set, and where that is documented.
+        commands: makes the commands to start from the folder and the training script's arguments.
+        settings: the tool's settings, and their documentation.
         script: its training script, whose lines are counted.
-        environment: variables of the process of each number.
+        environment: makes the variables of the process of each number.
     """
 
     commands: Callable[[Path, list[str]], list[list[str]]]
@@ -78,7 +78,7 @@ SIDES = {
         _launched("torch.distributed.run", "--max-restarts=10"),
         "a checkpoint each 10 steps, timeout of collectives 10 s, --max-restarts 10 (torch's elastic tutorial)",
         "peer_torchrun.py",
-        # Without this variable torchrun's restarts hang or die now and then: it would lose more than it has to.
+        # Without this variable torchrun's restarts sometimes hang or die, which would count against it.
         lambda _: {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
     "nvrx-launcher": Side(

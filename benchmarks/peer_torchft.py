@@ -34,9 +34,9 @@ def main() -> None:
     managed = torchft.Optimizer(manager, optimizer)
     steps = peer_training.Steps(args.folder, args.rank)
     while (step := manager.current_step()) < args.steps:
-        managed.zero_grad()  # the quorum begins here
+        managed.zero_grad()  # starts the quorum
         peer_training.loss_of(replica, step, args.rank).backward()  # type: ignore[no-untyped-call]
-        taking_part = manager.is_participating()  # a replica that heals adds nothing to this step
+        taking_part = manager.is_participating()  # a recovering replica adds nothing to this step
         managed.step()
         if manager.current_step() > step and taking_part:
             steps.finished(manager.current_step() - 1)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def heart() -> Any:
-    """NVRx's client where its launcher has started this process, else one that does nothing."""
+    """NVRx's client if its launcher has started this process, else one that does nothing."""
     if "FT_RANK_MONITOR_IPC_SOCKET" not in os.environ:
         return SimpleNamespace(send_heartbeat=lambda: None, shutdown_workload_monitoring=lambda: None)
     from nvidia_resiliency_ext import fault_tolerance

@@ -1,6 +1,6 @@
 """The part of the training that all sides of `peers.py` share: model, batches, a line for each finished step, the end.
 
-Model and batches are those of `workload.py`. A side differs in the lines around them that its tool asks for.
+Model and batches are those of `workload.py`. Sides differ only in the lines that their tools require.
 """
 
 import argparse
@@ -30,13 +30,13 @@ class Steps:
         self._lines: TextIO = (folder / f"steps.{rank}.jsonl").open("a", buffering=1, encoding="utf-8")
 
     def finished(self, step: int) -> None:
-        """Write the line of a step whose update has been made."""
+        """Write the line of a step after its update."""
         line = {"at": time.monotonic(), "step": step, "rank": self._rank, "pid": os.getpid()}
         self._lines.write(json.dumps(line) + "\n")
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """The words that every side takes."""
+    """Parse the arguments of every side."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for lines, checkpoints and final parameters")
@@ -62,14 +62,14 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint that is whole or not there."""
+    """Write a checkpoint atomically."""
     unfinished = folder / f"checkpoint.{os.getpid()}.tmp"
     torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, unfinished)
     unfinished.replace(folder / "checkpoint.pt")
 
 
 def finish(folder: Path, model: nn.Module) -> None:
-    """Write the parameters with which the training has ended."""
+    """Write the final parameters."""
     unfinished = folder / f"final.{os.getpid()}.tmp"
     torch.save(model.state_dict(), unfinished)
     unfinished.replace(folder / FINAL)

@@ -5,19 +5,19 @@
     make peers                                                   # the environment of all, with torch 2.14
     build/peers/venv/bin/python benchmarks/peers.py              # all sides: 2 hours
 
-A decoder of 25 million parameters (300 MB of state) by DDP on four ranks of one machine, a thread each. Each side
-trains the same number of steps twice: undisturbed, and under the plan: a rank gets SIGKILL, two at once do, a rank is
-stopped for good by SIGSTOP. Between two faults are `--every` steps, and as many before the first and after the last:
-300 unless asked otherwise, which is a fault each 2 to 3 minutes at the 0.4 to 0.6 s of a step on two cores. A run is
-then 8 to 12 minutes, and a side has two. `SIDES` has each side's settings and where they come from. Columns:
+A decoder of 25 million parameters (300 MB of state) under DDP on four ranks of one machine, a thread each. Each side
+trains the same number of steps twice: undisturbed, and under the plan: a rank gets SIGKILL, two get it at once, a rank
+is stopped for good by SIGSTOP. There are `--every` steps between two faults, before the first and after the last: 300
+by default, which is a fault each 2 to 3 minutes at the 0.4 to 0.6 s of a step on two cores. A run then takes 8 to 12
+minutes, and a side has two. `SIDES` has each side's settings and their sources. Columns:
 
-- *without a step*: seconds from a fault to the first step beyond all finished ones, on any rank, less a median step;
-- *whole again*: seconds until all four ranks finish a new step; never, where the tool goes on with fewer;
+- *without a step*: seconds from a fault to the first new step on any rank, less a median step;
+- *whole again*: seconds until all four ranks finish a new step; never, if the tool continues with fewer;
 - *again*: steps that some rank ran more than once; *dropped*: batches of a rank and step that no finished step has;
-- *difference*: the largest of a final parameter to the side's own undisturbed ones; 0 is the same bits;
-- *time*: first to last step under the plan, over the undisturbed side's own; *step*: median without faults.
+- *difference*: largest difference of a final parameter from the side's own undisturbed run; 0: bitwise equal;
+- *time*: first to last step under the plan, over the side's undisturbed run; *step*: median without faults.
 
-Not in the plan, for want of a second machine in CI: a lost host, a cut link, capacity that comes and goes.
+Not in the plan, since CI has only one machine: a lost host, a cut link, capacity that comes and goes.
 """
 
 import argparse
@@ -50,7 +50,7 @@ from targets import tell, warn_if_busy
 from workload import WORLD
 
 LONGEST = 300.0
-"""Seconds without a new step after which a side has not survived."""
+"""Seconds without a new step after which a side counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Outcome:
 
     Attributes:
         lines: time and process of each step that a rank has finished, in order, by rank and step.
-        struck: time and faults that have struck.
-        code: 0 where it has come to its last step.
-        processes, mebibytes: most that were there at once.
+        struck: times of the injected faults, with the faults.
+        code: 0 if it reached its last step.
+        processes, mebibytes: peaks.
     """
 
     lines: dict[int, dict[int, list[tuple[float, int]]]] = field(default_factory=lambda: defaultdict(dict))
@@ -91,14 +91,14 @@ class Outcome:
         )
 
     def step_median(self) -> float:
-        """Median time between two first lines of following steps."""
+        """Median time between the first lines of successive steps."""
         first: dict[int, float] = {}
         for at, step, _ in self.moments():
             first.setdefault(step, at)
         return median(first[b] - first[a] for a, b in pairwise(sorted(first)))
 
     def lost(self, at: float, step: float) -> tuple[float, float]:
-        """Seconds without a step and until all ranks finish one again, after a fault at a time; inf: never."""
+        """Seconds without a step, and until all ranks finish one again, after a fault at time `at`; inf: never."""
         moments = self.moments()
         highest = max((number for when, number, _ in moments if when <= at), default=-1)
         beyond = [(when, number, rank) for when, number, rank in moments if when > at and number > highest]
@@ -124,8 +124,8 @@ class Outcome:
 def plan(every: int, seed: int) -> tuple[int, list[Fault]]:
     """Draw the faults: a kill, two at once, a stop for good; returns the steps of a run with them.
 
-    They are `every` steps apart, less or more up to a fourth of that. Rank 0 is spared, as NVRx's in-process restart
-    ends with it by its own documentation.
+    They are `every` steps apart, plus or minus up to a fourth of that. Rank 0 is spared, since NVRx's in-process
+    restart ends when rank 0 dies, according to its documentation.
     """
     draw = random.Random(seed)
     ranks = draw.sample(range(1, WORLD), WORLD - 1)
@@ -139,12 +139,12 @@ def plan(every: int, seed: int) -> tuple[int, list[Fault]]:
 
 
 def chosen(words: list[str]) -> list[str]:
-    """Sides that begin with one of the words, in the order of `SIDES`; all where there is none."""
+    """Sides that start with one of the words, in the order of `SIDES`; all sides without words."""
     return [name for name in SIDES if not words or any(name.startswith(word) for word in words)]
 
 
 def versions() -> str:
-    """Versions of what is installed of the sides; not all of them need all."""
+    """Versions of the installed packages; a side need not have all."""
     told = []
     for name in ("torch", "torchft", "nvidia-resiliency-ext", "ray"):
         with suppress(PackageNotFoundError):
@@ -154,7 +154,7 @@ def versions() -> str:
 
 @contextmanager
 def started(name: str, side: Side, folder: Path, steps: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of a side; none of them, nor of their children, is there after it."""
+    """The processes of a side; all of them and their children are ended with the block."""
     words = [f"--steps={steps}", f"--folder={folder}"]
     processes: list[subprocess.Popen[bytes]] = []
     common = {**os.environ, "OMP_NUM_THREADS": "1", "REGROW_HOME": str(folder / "home"), "PYTHONPATH": str(HERE)}
@@ -182,7 +182,7 @@ def _below(process: int) -> list[psutil.Process]:
 
 
 def _named(folder: Path) -> Iterator[psutil.Process]:
-    """Processes that have this folder on their command lines, whoever their parent is by now."""
+    """Processes with this folder on their command lines, whatever their parent."""
     for each in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if any(str(folder) in word for word in each.cmdline()):
@@ -190,7 +190,7 @@ def _named(folder: Path) -> Iterator[psutil.Process]:
 
 
 def read(folder: Path, outcome: Outcome, read_to: Counter[str]) -> None:
-    """Take in the lines that have come."""
+    """Read new lines into the outcome."""
     for path in folder.glob("steps.*.jsonl"):
         with path.open("rb") as file:
             file.seek(read_to[path.name])
@@ -203,7 +203,7 @@ def read(folder: Path, outcome: Outcome, read_to: Counter[str]) -> None:
 
 
 def run(name: str, side: Side, folder: Path, steps: int, faults: list[Fault]) -> Outcome:
-    """Run a side to its end, and strike it as planned."""
+    """Run a side to its end, with the planned faults."""
     folder.mkdir(parents=True)
     outcome, read_to, pending, last = Outcome(), Counter[str](), list(faults), time.monotonic()
     with started(name, side, folder, steps) as processes:
@@ -252,7 +252,7 @@ def _weigh(outcome: Outcome, processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def difference(folder: Path, reference: Path) -> float:
-    """The largest difference of a final parameter, 0 only for the same bits; inf: there are none, or no numbers."""
+    """Largest difference of a final parameter, 0 only if bitwise equal; inf: parameters are missing or not finite."""
     paths = [each / peer_training.FINAL for each in (folder, reference)]
     if not all(path.exists() for path in paths):
         return math.inf
@@ -264,7 +264,7 @@ def difference(folder: Path, reference: Path) -> float:
 
 
 def lines_changed(script: str) -> int:
-    """Lines of a side's script that plain torchrun's has not, without blanks, imports and docstrings."""
+    """Lines of a side's script that are not in plain torchrun's, without blanks, imports and docstrings."""
 
     def lines(name: str) -> Counter[str]:
         text = [line.strip() for line in (HERE / name).read_text(encoding="utf-8").splitlines()]

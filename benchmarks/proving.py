@@ -1,9 +1,9 @@
-"""Cost of showing that a newcomer computes the same.
+"""Cost of proving that a newcomer computes the same results.
 
-A standby runs a step in a rank's shadow. In the job this is done once a minute at most, and as rarely as its cost asks
-for; here it is done again and again, so that steps with a proof and calm ones take turns within the one job. A proof's
-cost is the extra time of the steps from its begin until the standby was through; the figure is this, at the rate that
-the coordinator would choose by the cost that the standby reports (`membership/recovery/proving.py`).
+A standby runs a step in a rank's shadow. In a job this happens at most once a minute, and less often if its cost is
+high; here it is repeated, so that steps with a proof and without one alternate within one job. A proof's cost is the
+extra time of the steps from its start until the standby has finished; the figure is this cost at the rate that the
+coordinator would choose for the cost that the standby reports (`membership/recovery/proving.py`).
 """
 
 import json
@@ -27,9 +27,9 @@ class Proof:
     """One proof.
 
     Attributes:
-        step: that was run in a shadow.
-        told: what it cost, as the coordinator hears it.
-        began, ended: on the clock of commits.
+        step: the step that the standby ran.
+        told: its cost, as reported to the coordinator.
+        began, ended: times on the clock of commits.
     """
 
     step: StepNo
@@ -40,11 +40,11 @@ class Proof:
 
 @dataclass(frozen=True)
 class Sample:
-    """One proof beside its calm neighbours.
+    """One proof, compared with undisturbed steps near it.
 
     Attributes:
-        excess: by how much the job was later behind it.
-        period: time until the coordinator would have ordered the next.
+        excess: delay of the job by the proof.
+        period: time until the coordinator would have ordered the next proof.
     """
 
     excess: Seconds
@@ -52,7 +52,7 @@ class Sample:
 
 
 def measure(job: Job, costs: Path, *, samples: int) -> list[Sample]:
-    """Let a job whose standby writes of each proof to `costs` run until it has `samples`. Raises `JobStuck`."""
+    """Run a job until it has `samples`; its standby writes each proof to `costs`. Raises `JobStuck`."""
     with job:
         job.wait(lambda: job.world_step >= 1, deadline=START_DEADLINE, what="second step")
         job.wait(lambda: len(proofs(costs)) >= samples + 2, deadline=DEADLINE, what=f"{samples} proofs")
@@ -61,13 +61,13 @@ def measure(job: Job, costs: Path, *, samples: int) -> list[Sample]:
 
 
 def proofs(costs: Path) -> list[Proof]:
-    """All that were written down."""
+    """All proofs in the file."""
     lines = costs.read_text(encoding="utf-8").splitlines() if costs.exists() else []
     return [Proof(**json.loads(line)) for line in lines]
 
 
 def found(ledger: Ledger, proofs: list[Proof]) -> list[Sample]:
-    """Those that have enough calm neighbours, but for the first, in which memory is taken for the first time."""
+    """Samples with enough undisturbed neighbours, without the first, which needs new memory."""
     at = dict(ledger.world_commits())
     took = {step: at[step] - at[StepNo(step - 1)] for step in at if step - 1 in at}
     spans = {proof: [step for step in took if _overlap(proof, at[StepNo(step - 1)], at[step])] for proof in proofs}

@@ -1,10 +1,10 @@
-"""Rate at which a holder's state is read while its device works, against that of an idle one, on the stand-in device.
+"""Rate of reading a holder's state while its device is busy, against that of an idle one, on the stand-in device.
 
     python benchmarks/reading.py            # about half a minute
 
-The queue of the script's stream is full: each launch takes 1 ms beside its arithmetic. A chunk of 1 MiB takes as long
-on any stream. `busy_over_idle` is the rate beside that work by the idle rate, both medians of pieces that are read in
-turns; `in_the_scripts_stream` is the same for a reader that has no stream of its own, which stands behind the queue.
+The queue of the script's stream is full: each launch takes 1 ms in addition to its arithmetic. A chunk of 1 MiB takes
+as long on any stream. `busy_over_idle` is the rate during that work over the idle rate, both medians of pieces that are
+read in turns; `in_the_scripts_stream` is the same for a reader without a stream of its own, which waits for the queue.
 g++ builds the device at the first use.
 """
 
@@ -23,7 +23,7 @@ BYTES, ROUNDS = 32 << 20, 5
 
 
 def main() -> int:
-    """Print the table; 1 where nothing could be measured."""
+    """Print the table; returns 1 if nothing could be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -1,17 +1,16 @@
-"""Cost of a recipe's steps beside the same loop in plain PyTorch, without faults: `regrow train` and torchrun.
+"""Cost of a recipe's steps against the same loop in plain PyTorch, without faults: `regrow train` and torchrun.
 
     python benchmarks/recipes.py            # about 6 minutes: pretrain and lora
     python benchmarks/recipes.py --quick    # about 2 minutes
 
 A Llama of 3 million parameters over bytes, on packed prose, under DDP on two ranks of this machine, with a thread each;
 2 micro-batches of 2 rows of 256 tokens for each rank in a step. Both sides have the same model, rows, loss, clipping,
-schedule and lines; the plain one (`recipes_plain.py`) has DDP's own reduction over gloo, and no step of it can be
-undone, voted on or handed to another rank.
+schedule and printed lines; the plain one (`recipes_plain.py`) uses DDP's own reduction over gloo, and none of its steps
+can be undone, voted on or moved to another rank.
 
-Both jobs run in turns, the other paused while one trains, and who is first changes with each round. A turn's figure is
-the mean time of its steps; *ratio* is the median over the rounds of a round's ratio. Beside it are told its spread
-and two ratios that other work on the machine disturbs less: of the time that a quarter of all steps stays below, and of
-the ranks' processor time.
+Both jobs run in turns, the other paused while one trains, and they alternate in going first. A turn's figure is the
+mean time of its steps; *ratio* is the median of the rounds' ratios. Also printed are its spread and two ratios that
+other load on the machine affects less: of the first quartile of the step times, and of the ranks' CPU time.
 """
 
 import argparse
@@ -57,11 +56,11 @@ FAMILY = {
     "eos_token_id": 1,
 }
 METHODS = {"pretrain": "text", "lora": "chat"}
-"""With the data of each."""
+"""Methods, with the data of each."""
 
 
 class Plan(NamedTuple):
-    """Rounds, and the steps of a turn that count."""
+    """Rounds, and the counted steps of a turn."""
 
     rounds: int
     block: int
@@ -71,7 +70,7 @@ FULL, QUICK = Plan(24, 8), Plan(8, 5)
 
 
 class Turn(NamedTuple):
-    """Time of a step in a turn: seconds, processor seconds of the ranks, and the seconds of each step."""
+    """Step time in a turn: mean seconds, CPU seconds of the ranks, and the seconds of each step."""
 
     step_s: float
     processor_s: float
@@ -82,31 +81,31 @@ class Side(Job):
     """One of the two jobs."""
 
     def pid(self, rank: int) -> int:
-        """As regrow's records tell it, or as the plain side logs it."""
+        """Process id of a rank, from regrow's records or the plain side's log."""
         place = self.scene.places.get(Rank(rank))
         return place.pid if place is not None and place.pid is not None else super().pid(rank)
 
     def processor_s(self) -> float:
-        """Processor time that its ranks have used until now."""
+        """CPU seconds of its ranks so far."""
         times = [psutil.Process(self.pid(rank)).cpu_times() for rank in self.ranks]
         return float(sum(each.user + each.system for each in times))
 
 
 @dataclass
 class Pair:
-    """A method, trained by both."""
+    """A method, trained by both sides."""
 
     method: str
     recipe: list[Turn] = field(default_factory=list)
     plain: list[Turn] = field(default_factory=list)
 
     def ratios(self, of: str = "step_s") -> list[float]:
-        """For each round."""
+        """The ratio of each round."""
         return [getattr(ours, of) / getattr(theirs, of) for ours, theirs in zip(self.recipe, self.plain, strict=True)]
 
     @property
     def quick_ratio(self) -> float:
-        """Of the time that a quarter of all steps stays below."""
+        """Ratio of the first quartiles of the step times."""
         ours, theirs = (
             quantiles([each for turn in side for each in turn.steps])[0] for side in (self.recipe, self.plain)
         )
@@ -114,7 +113,7 @@ class Pair:
 
 
 def prepare(folder: Path) -> None:
-    """The model, its tokenizer, and prose as text and as conversations."""
+    """Write the model, its tokenizer, and prose as text and as conversations."""
     save_tokenizer(folder / "model")
     AutoModelForCausalLM.from_config(LlamaConfig(**FAMILY)).save_pretrained(folder / "model")
     topics: dict[str, str] = pydoc_data.topics.topics
@@ -174,7 +173,7 @@ def turn(side: Side, block: int) -> Turn:
 
 
 def measure(folder: Path, method: str, ranks: int, plan: Plan) -> Pair:
-    """Both sides in turns. Raises `JobStuck`."""
+    """Run both sides in turns. Raises `JobStuck`."""
     pair = Pair(method)
     with ExitStack() as stack:
         sides = [recipe_side(stack, folder, method, ranks), plain_side(stack, folder, method, ranks)]
@@ -187,7 +186,7 @@ def measure(folder: Path, method: str, ranks: int, plan: Plan) -> Pair:
 
 
 def show(pairs: list[Pair], ranks: int, console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     table = Table(title=f"A step of a recipe and of plain PyTorch, on {ranks} ranks of one machine")
     for column in (
         "method",

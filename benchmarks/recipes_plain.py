@@ -1,7 +1,7 @@
-"""The plain side of `recipes.py`: what a recipe trains as a loop of plain PyTorch under torchrun, without regrow.
+"""The plain side of `recipes.py`: the training of a recipe as a loop of plain PyTorch under torchrun, without regrow.
 
-Model, rows, loss and lines are the recipe's; the wrapper is DDP, the group gloo's. Every rank writes its steps to
-`steps.rank<R>.jsonl` in the format of regrow's agents.
+Model, rows, loss and printed lines are the recipe's; the wrapper is DDP, the group gloo's. Every rank writes its steps
+to `steps.rank<R>.jsonl` in the format of regrow's agents.
 """
 
 import argparse

@@ -1,29 +1,29 @@
-"""Groups that are ended and formed anew: torch's own reconfigure over gloo beside regrow's mesh, in one run.
+"""Groups that are ended and formed again: torch's own reconfigure over gloo against regrow's mesh, in one run.
 
     python benchmarks/reconfigure.py             # 4, 16 and 64 processes, three rounds: 20 minutes
     python benchmarks/reconfigure.py --quick     # 4 and 16 processes, each once: 5 minutes
 
-torch has `reconfigure` from 2.14 on. With an older one only regrow's side runs, and a sentence says so.
+torch has `reconfigure` since 2.14. With an older version only regrow's side runs, and a sentence says so.
 
-W processes form a group, all reduce once, and all but one reduce again. That one is killed (`kill`), or lives and never
-comes (`stuck`); then all others are told to halt, as by the coordinator. Times, in seconds, each of the last process:
+W processes form a group, all reduce once, and all but one reduce again. That one is killed (`kill`), or lives and
+never calls (`stuck`); then all others are ordered to halt, as by the coordinator. Seconds, each of the last one:
 
-* `form`: from the starting signal until the first all-reduce is done.
-* `ended`: from the fault until the second all-reduce has ended, whatever it said.
-* `left`: number of processes whose call ended by its own limit (`--limit`) only: no halt has ended it.
-* `anew`: from the next signal, in another generation and with another process in the lost one's place, until an
-  all-reduce is done, or all have given up.
-* `formed`: 1 where that all-reduce was done.
-* `same_bits`: 1 where the sum of random numbers had the same bits on all ranks, before the fault and after it.
+* `form`: from the start signal until the first all-reduce is done.
+* `ended`: from the fault until the second all-reduce has ended, with any result.
+* `left`: number of processes whose call ended only by its own limit (`--limit`), not by the halt.
+* `anew`: from the next signal, in another generation and with another process in place of the lost one, until an
+    all-reduce is done, or all have given up.
+* `formed`: 1 if that all-reduce was done.
+* `same_bits`: 1 if the sum of random numbers had the same bits on all ranks, before the fault and after it.
 
-`unformed`: one is killed before it connects, when the others do; `vanished`: once its address is in the store, to which
-they connect. `ended`, from the halt on, and `left` are theirs; `vanished` is tried with 4 processes.
+`unformed`: one is killed before it connects, when the others connect; `vanished`: it is killed after its address is in
+the store, to which they connect. `ended`, from the halt on, and `left` apply; `vanished` is tried with 4 processes.
 
-The sides of torch differ in what a halt does. `abort` calls `abort()` from another thread, which torch documents as
-the end of all operations where the backend supports it. `alone` does that too, and a process whose all-reduce has
-failed reconfigures to a group of itself, which closes its connections, and so passes the failure on. `lazy` is `alone`
-where connections are made when they are needed (`TORCH_GLOO_LAZY_INIT=1`, as `regrow run` starts large worlds); it is
-tried with 4 processes and a kill. Handles and addresses go through regrow's store on all sides, served by an agent
+The sides of torch differ in their reaction to a halt. `abort` calls `abort()` from another thread, which torch
+documents as the end of all operations if the backend supports it. `alone` does that too, and a process whose all-reduce
+has failed reconfigures to a group of itself, which closes its connections, and so passes the failure on. `lazy` is
+`alone` with connections made when they are needed (`TORCH_GLOO_LAZY_INIT=1`, as `regrow run` starts large worlds); it
+is tried with 4 processes and a kill. Handles and addresses go through regrow's store on all sides, served by an agent
 process for every 8 ranks: no rank is a root. While a group forms, a halt closes the store.
 """
 
@@ -69,26 +69,26 @@ STANDS_S = 0.3
 
 
 class Side(Protocol):
-    """One rank's group."""
+    """The group of one rank."""
 
     def publish(self, generation: int) -> None:
-        """Say in the store that this rank will be in the group of this generation."""
+        """Announce in the store that this rank will be in the group of this generation."""
 
     def connect(self, vanish: bool = False) -> None:
-        """Be in it, or be killed once the others know where this rank is."""
+        """Join the group; with `vanish`, be killed once the address is published."""
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """Sum it over all ranks."""
+        """Sum a tensor over all ranks."""
 
     def halt(self, forming: bool) -> None:
-        """End what is blocked, from another thread."""
+        """Abort blocked calls, from another thread."""
 
     def leave(self) -> None:
-        """The generation is over for the thread that trains."""
+        """End the generation on the training thread."""
 
 
 class VanishingStore(AgentStore):
-    """Its process can end as soon as an address of it is known."""
+    """A store client whose process can end as soon as its address is published."""
 
     vanishes = False
 
@@ -100,7 +100,7 @@ class VanishingStore(AgentStore):
 
 
 class Mesh:
-    """regrow's transport for the processor's memory.
+    """The transport of regrow for CPU tensors.
 
     Args:
         place: address of the agent's store.
@@ -112,52 +112,52 @@ class Mesh:
         self._site = Site(tempfile.gettempdir(), "127.0.0.1", TOKEN)
 
     def publish(self, generation: int) -> None:
-        """Listen and publish the address; connections are made when they are needed."""
+        """Listen and publish the address; connections are opened when they are needed."""
         self._store = AgentStore(self._place, TOKEN, f"g1/{generation}/")
         links = Links(self._store, "mesh/w", self._rank, self._world, self._site)
         self._transport = MeshTransport(SocketMesh(links), self._limit)
         self._transport.form(self._limit)
 
     def connect(self, vanish: bool = False) -> None:
-        """Nothing is left to do."""
+        """Only carry out `vanish`: connections are opened when they are needed."""
         if vanish:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """By one call of the transport."""
+        """Reduce by one call of the transport."""
         self._transport.call("allreduce", ([tensor],), {}).wait()
 
     def halt(self, forming: bool) -> None:
-        """Shut the connections and the store's."""
+        """Close the connections of the group and of the store."""
         self._store.close()
         self._transport.halt()
 
     def leave(self) -> None:
-        """Free what it has."""
+        """Free all resources."""
         self._transport.halt()
         self._transport.close()
         self._store.close()
 
 
 class Reconfigured:
-    """torch's group over gloo, made to be reconfigured.
+    """A gloo group of torch, created for `reconfigure`.
 
     Args:
         place: address of the agent's store.
         limit: of one collective, and of a reconfigure.
-        leaves: it closes its connections once a collective has failed.
+        leaves: True to close its connections once a collective has failed.
     """
 
     def __init__(self, place: str, rank: int, world: int, limit: Seconds, *, leaves: bool) -> None:
         self._rank, self._world, self._leaves = rank, world, leaves
         self._limit = timedelta(seconds=limit)
-        self._store = VanishingStore(place, TOKEN, "g1/")  # one for all generations: the group keeps it
+        self._store = VanishingStore(place, TOKEN, "g1/")  # one for all generations, since the group keeps it
         making: Any = dist.ProcessGroupGloo
         self._group = making(self._store, rank, world, self._limit, enable_reconfigure=True)
         self._generation = 0
 
     def publish(self, generation: int) -> None:
-        """Put the handle into the store."""
+        """Write the handle to the store."""
         self._generation = generation
         self._store.set(f"h{generation}/{self._rank}", self._group.get_reconfigure_handle())
 
@@ -173,17 +173,17 @@ class Reconfigured:
         self._group.reconfigure(options).wait()
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """By gloo's own."""
+        """Reduce by gloo's own call."""
         self._group.allreduce([tensor], dist.AllreduceOptions()).wait()
 
     def halt(self, forming: bool) -> None:
-        """All that there is."""
+        """Abort all that the side can abort."""
         if forming:
             self._store.close()
         self._group.abort()
 
     def leave(self) -> None:
-        """Be alone in a group, where that is this side's way."""
+        """Reconfigure to a group of this rank alone, if the side does so."""
         if self._leaves:
             self._reconfigure(1_000_000 + self._rank, [self._group.get_reconfigure_handle()])
 
@@ -199,7 +199,7 @@ def make(side: str, place: str, rank: int, world: int, limit: Seconds) -> Side:
 
 
 def rank_of(rank: int, world: int, side: str, place: str, limit: Seconds) -> Callable[[Parent], None]:
-    """One rank, which does what it is told."""
+    """One rank, which carries out the parent's commands."""
 
     def body(parent: Parent) -> None:
         if side == "lazy":
@@ -221,7 +221,7 @@ def rank_of(rank: int, world: int, side: str, place: str, limit: Seconds) -> Cal
 
 
 def tried(call: Callable[[], str]) -> tuple[Seconds, str]:
-    """When a call has ended, and its answer or error."""
+    """Time at which a call ended, and its result or error."""
     try:
         said = call()
     except (RuntimeError, RegrowError) as error:
@@ -239,7 +239,7 @@ def formed(group: Side, rank: int, generation: int) -> str:
 
 
 def until_halted(group: Side, parent: Parent, forming: bool) -> None:
-    """Begin to connect, or only to reduce, and be halted by the parent's next word; says when it has ended, and how."""
+    """Start to connect, or only to reduce, until the parent's next message halts it; reports time and outcome."""
 
     def halt() -> None:
         parent.hear()
@@ -265,7 +265,7 @@ def until_halted(group: Side, parent: Parent, forming: bool) -> None:
 
 
 class Trial(NamedTuple):
-    """Times of one trial, in seconds; NaN where it had no such part."""
+    """Times of one trial, in seconds; NaN for a part that it did not have."""
 
     form: Seconds
     ended: Seconds
@@ -299,7 +299,7 @@ def trial(world: int, side: str, fault: str, limit: Seconds) -> Trial:
 
 
 def told(children: list[Child], order: str, generation: int, word: str) -> None:
-    """All of them are told, and have said that word."""
+    """Send an order to all, and wait until each has answered with `word`."""
     for child in children:
         child.tell([order, generation])
     for child in children:
@@ -317,7 +317,7 @@ def form_all(children: list[Child], generation: int) -> tuple[Seconds, set[str]]
 
 
 def strike(others: list[Child], lost: Child, order: str, fault: str, limit: Seconds) -> tuple[Seconds, float]:
-    """All but one begin; from the fault on: time until the last has ended, and how many did so by their limit only."""
+    """Start all but one, and inject the fault: time from it until all have ended, and how many by their limit."""
     told(others, order, 0, "begins")
     time.sleep(STANDS_S)
     if fault == "vanished":

@@ -1,4 +1,4 @@
-"""Time lost to a SIGKILL, and the cost of fault tolerance while nothing happens: torchrun against regrow.
+"""Time lost to a SIGKILL, and the cost of fault tolerance without faults: torchrun against regrow.
 
     python benchmarks/recovery.py            # about 10 minutes
     python benchmarks/recovery.py --quick    # at most 4 minutes
@@ -8,14 +8,14 @@
     python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share if it is alone; see docs/cuda.md
 
 One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
-run. *Time lost* is the time from a SIGKILL until the first step beyond the last committed one is committed on every
+run. *Time lost* is the time from a SIGKILL until the first step after the last committed one is committed on every
 rank, minus a median step. Sides: torchrun with a checkpoint on local disk every 10 steps; regrow with a standby that
 has built and rehearsed; regrow that forks a worker when one is lost. The overhead is measured between two jobs that
 train in turns, one paused while the other runs, without any checkpoint. The cost of the audit is measured within one
-job, between the steps in which it looks and their neighbours (`auditing.py`), and so is that of shadow proofs
+job, between the steps with a comparison and their neighbours (`auditing.py`), and so is that of shadow proofs
 (`proving.py`).
 
-Exits with 1 when a kill was not recovered.
+Exits with 1 if the job did not recover from a kill.
 """
 
 import argparse
@@ -46,15 +46,15 @@ WORLD = 4
 ENDLESS = 1_000_000
 CHECKPOINT_EVERY = 10
 BLOCK = 12
-"""Steps of one side before the other has its turn; the first is left out."""
+"""Steps of one side before the other's turn; the first is left out."""
 START_DEADLINE = 120.0
 PROVE_EVERY = 5.0
-"""Seconds between two shadow proofs whose cost is measured, in which there are calm steps."""
+"""Seconds between two measured shadow proofs, with undisturbed steps in between."""
 
 
 @dataclass
 class Result:
-    """Cost of the kills of one side."""
+    """Results of the kills of one side."""
 
     side: str
     kills: list[Kill] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def not_recovered(self) -> int:
-        """Kills after which the job did not come back; a job that never got so far counts as one."""
+        """Kills from which the job did not recover; a job that failed before its first kill counts as one."""
         return sum(not kill.recovered for kill in self.kills) + bool(self.stuck)
 
 
@@ -78,7 +78,7 @@ def torchrun(folder: Path, name: str, *, checkpoint_every: int) -> Job:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
     command += ["--max-restarts=1000", str(HERE / "ddp_torchrun.py"), f"--steps={ENDLESS}", f"--dir={records}"]
     command += [f"--checkpoint-every={checkpoint_every}"]
-    # Without this variable torchrun's restarts hang or die now and then: it would lose more than it has to.
+    # Without this variable torchrun's restarts sometimes hang or die, which would count against it.
     environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
 
@@ -94,7 +94,7 @@ def regrow(folder: Path, name: str, *, standbys: int, script: tuple[str, ...] = 
 
 
 def measure_kills(job: Job, *, kills: int, seed: int, standbys: int) -> Result:
-    """Start a job, kill it again and again, and add up."""
+    """Start a job, kill its ranks repeatedly, and summarize the recoveries."""
     result = Result(job.name)
     print(f"{job.name}: {kills} kills", flush=True)
     try:
@@ -151,7 +151,7 @@ def _turn(job: Job) -> float:
 
 
 def show(results: list[Result], overhead: list[tuple[float, float]], console: Console) -> None:
-    """Print what was measured."""
+    """Print the results."""
     table = Table(title=f"SIGKILL of one of {WORLD} ranks: time lost in seconds")
     for column in ("side", "kills", "failed", "min", "median", "max", "redone", "step"):
         table.add_column(column, justify="left" if column == "side" else "right", no_wrap=True)
@@ -214,7 +214,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tuple[float, float]]]:
-    """Measure what the command line asks for."""
+    """Run the requested measurements."""
     kills = dict.fromkeys(("torchrun", "standby", "fork"), args.kills)
     if args.quick:
         kills = {"torchrun": 3, "standby": 5, "fork": 3}
@@ -258,7 +258,7 @@ def main() -> int:
     if results:
         show(results, overhead, Console())
         numbers |= figures(results, overhead)
-    if not args.soak and not args.audit and args.device == "cpu":  # nothing is proven on an accelerator
+    if not args.soak and not args.audit and args.device == "cpu":  # no shadow proofs run on an accelerator
         numbers |= prove(folder, proofs=args.proof or (4 if args.quick else 20))
     if not args.soak and not args.proof:
         looks = args.audit or (16 if args.quick else 200)

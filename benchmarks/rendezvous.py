@@ -1,33 +1,33 @@
-"""Rendezvous of a job's processes: regrow's store without a root beside torch's TCPStore, in one run.
+"""Rendezvous of a job's processes: regrow's store without a root against torch's TCPStore, in one run.
 
     python benchmarks/rendezvous.py             # two to three minutes
     python benchmarks/rendezvous.py --quick     # each size once, the largest three times
 
-**Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use each
-group once; the time is from the starting signal until the last one is done. All sides have their turn in each of five
-rounds, each round in the other order; the figure is the median. Both stores run with gloo's connections made at once
-(eager), as torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`), as `regrow run` starts in a world of this
-size. regrow's keys are served by an agent process for every 8 ranks. `backend` is the `regrow` backend, which needs no
-gloo. TCPStore's server looks up the name of each client; it is told to give up at once, lest a slow resolver count.
+**Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use
+each group once; the time is from the start signal until the last one is done. All sides run in each of five rounds, in
+alternating order; the figure is the median. Both stores run with gloo's connections made at once (eager), as torchrun
+starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`), as `regrow run` starts in a world of this size. regrow's keys
+are served by an agent process for every 8 ranks. `backend` is the `regrow` backend, which needs no gloo. TCPStore's
+server looks up the name of each client; the look-up is made to fail at once, so that a slow resolver does not count.
 
 **The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
 writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
 regrow's agents are the real ones (`agent/store/store_node.py`) with messages passed in memory and counted: requests,
 connections and bytes at the busiest agent, its own workers' included. TCPStore's server is its own busiest node; the
 cost of each call to it is measured at the real one through a proxy that counts, and multiplied by the number of calls.
-This is checked with 16 real clients, whose bytes must come out the same.
+This is checked with 16 real clients, for which the bytes must be equal.
 
-**The generation's table**, at 1,024 and 4,096 ranks, 8 a node: the coordinator's own machine is fed the facts of agents
-and workers, and its orders are encoded as its server does it. `form_bytes_a_rank_N` is what it sends for the first
+**The generation's table**, at 1,024 and 4,096 ranks, 8 a node: the coordinator's own state machine gets the facts of
+agents and workers, and its orders are encoded as by its server. `form_bytes_a_rank_N` is the traffic for the first
 generation, by ranks; `start_`, `kill_` and `node_bytes_a_rank_N` the same for starting all workers, for the generation
 after a kill and for the one after the loss of a node's ranks. `form_bytes_busiest_agent_a_rank_N` is the most that one
-agent passes on to others.
+agent forwards to others.
 
-`init_s_64` is the time of the groups as `regrow run` starts them, `tcpstore_init_s_64` as torchrun does. Like with like
-are `init_s_64` beside `tcpstore_lazy_init_s_64`, and `eager_init_s_64` beside `tcpstore_init_s_64`. 1,024 processes and
-more do not fit here: `init_s_1024` and `init_s_4096` are the processor seconds for which the busiest node's store
-server is busy with the store's part of the work, that is its requests times the cost of one at a real server process,
-measured on both sides. No network and no gloo is in them.
+`init_s_64` is the time of the groups as `regrow run` starts them, `tcpstore_init_s_64` as torchrun does. Comparable are
+`init_s_64` with `tcpstore_lazy_init_s_64`, and `eager_init_s_64` with `tcpstore_init_s_64`. 1,024 processes and more do
+not fit here: `init_s_1024` and `init_s_4096` are the CPU seconds of the busiest node's store server for the store's
+part of the work: its requests times the cost of one at a real server process, measured on both sides. They include no
+network and no gloo.
 """
 
 import argparse
@@ -71,14 +71,14 @@ FIGURES = {
     "tcpstore": "tcpstore_init_s",
     "tcpstore lazy": "tcpstore_lazy_init_s",
 }
-"""By side: what its time is called in the JSON, before the number of ranks."""
+"""By side: prefix of its figure's name in the JSON, before the number of ranks."""
 
 
 # --- groups in real processes ---------------------------------------------------------------------------------------
 
 
 def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], None]:
-    """One rank: makes the groups and uses them when it is told to."""
+    """One rank, which makes the groups and uses them on the parent's command."""
 
     def body(parent: Parent) -> None:
         if not side.endswith("eager") and side != "tcpstore":
@@ -92,7 +92,7 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
             formation = Formation(Generation(1), rank, world, place, site)
             groups.install(rank=rank, world=world, formation=formation, form_s=60.0)
         elif side.startswith("regrow"):
-            group_names.watch()  # as `comm/rendezvous.py` does
+            group_names.watch()  # as in `comm/rendezvous.py`
             store = AgentStore(place, TOKEN, f"g1/env{world}.1/")
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         else:
@@ -103,14 +103,14 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
         for group in (None, mesh.get_group("replicate"), mesh.get_group("shard")):
             dist.all_reduce(total, group=group)
         parent.say([time.monotonic(), total.item()])
-        parent.hear()  # nobody leaves before all have met
+        parent.hear()  # no rank leaves before all have met
         groups.close()
 
     return body
 
 
 def time_groups(world: int, side: str) -> Seconds:
-    """From the starting signal until the last rank has used all groups."""
+    """Seconds from the start signal until the last rank has used all groups."""
     if side.startswith("regrow") or side == "backend":
         with agents(max(1, world // PER_NODE), world) as (stores, _):
             return _time_ranks(world, side, [stores[rank * len(stores) // world] for rank in range(world)])
@@ -120,7 +120,7 @@ def time_groups(world: int, side: str) -> Seconds:
 
 
 def time_in_turns(world: int, rounds: int) -> dict[str, Seconds]:
-    """Each side's median."""
+    """Median of each side."""
     times: dict[str, list[Seconds]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 else SIDES[::-1]:
@@ -141,13 +141,13 @@ def _time_ranks(world: int, side: str, places: list[str]) -> Seconds:
     return float(max(end for end, _ in ends) - start)
 
 
-# --- what a request costs a server ----------------------------------------------------------------------------------
+# --- cost of a request at the server --------------------------------------------------------------------------------
 
 CLIENTS, TURNS = 4, 1500
 
 
 def tcp_server(parent: Parent) -> None:
-    """TCPStore's server alone in a process; says at its end what it has cost."""
+    """TCPStore's server alone in a process; reports its cost at the end."""
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     before = cpu()
     parent.say(server.port)
@@ -156,7 +156,7 @@ def tcp_server(parent: Parent) -> None:
 
 
 def cost_of_requests() -> tuple[Seconds, Seconds]:
-    """Processor seconds of a server for one request: an agent's, and TCPStore's."""
+    """CPU seconds of a server for one request: of an agent's, and of TCPStore's."""
     with agents(1, CLIENTS) as (stores, children):
         ours = [AgentStore(stores[0], TOKEN, "g1/") for _ in range(CLIENTS)]
         requests = _load(ours, gets=1)
@@ -172,7 +172,7 @@ def cost_of_requests() -> tuple[Seconds, Seconds]:
 
 
 def _load(stores: list[Any], gets: int) -> int:
-    """Half writes and half reads by all at once; how many requests that made, `gets` being those of a read."""
+    """Half writes and half reads by all clients at once; returns the requests, of which a read makes `gets`."""
 
     def play(number: int) -> None:
         for turn in range(TURNS):
@@ -235,7 +235,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     warn_if_busy()
-    expected_names.check()  # imports what a zygote has imported too
+    expected_names.check()  # imports the modules that a zygote also imports
     console, figures = Console(), dict[str, float]()
     rounds = {world: 1 if args.quick else ROUNDS for world in WORLDS} | {
         max(WORLDS): QUICK_ROUNDS if args.quick else ROUNDS

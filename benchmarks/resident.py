@@ -1,4 +1,4 @@
-"""Memory of a node that ranks take which read the same corpus, each page counted once: for `data.py`."""
+"""Memory of a node's ranks that read the same corpus, each page counted once: for `data.py`."""
 
 import ctypes
 import mmap
@@ -20,9 +20,9 @@ from regrow.core.ids import Seconds
 
 RANKS = (1, 2, 4, 8)
 SIDES = {"ours": "shared", "memmap": "memmap", "loaded": "loaded"}
-"""Sides that are measured, and the beginnings of their figures' names."""
+"""The measured sides, and the prefixes of their figures' names."""
 BUDGET = 256 << 20
-"""Of the cache."""
+"""Size of the cache, in bytes."""
 PATIENCE: Seconds = 900.0
 
 _AREA = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+\s*(.*)")
@@ -30,10 +30,10 @@ _GONE = " (deleted)"
 
 
 class Memory(NamedTuple):
-    """Bytes, pages that several processes map shared out among them (Pss).
+    """Bytes; a page that several processes map is divided among them (Pss).
 
-    corpus: of the corpus, in the page cache, whether anybody maps it or not, unless nobody of these does. cache: of the
-    node's cache, mapped or not, and of removed entries that are still mapped. rest: all else of the processes.
+    corpus: pages of the corpus in the page cache, mapped or not; 0 if none of these processes maps it. cache: pages of
+    the node's cache, mapped or not, and of removed entries that are still mapped. rest: all else of the processes.
     """
 
     corpus: int
@@ -42,13 +42,13 @@ class Memory(NamedTuple):
 
 
 def family(pids: Sequence[int]) -> list[int]:
-    """These processes and all that they have started."""
+    """These processes and all their descendants."""
     started = (child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True))
     return [*pids, *started]
 
 
 def memory(pids: Sequence[int], corpus: Path, cache: str) -> Memory:
-    """Of these processes and all that they have started, now. `cache`: the cache's folder; empty: there is none."""
+    """Present memory of these processes and their descendants. `cache`: the cache's folder; empty: there is none."""
     of_corpus = of_cache = of_gone = rest = 0
     for pid in family(pids):
         for path, pss in _areas(pid):
@@ -93,7 +93,7 @@ def resident(file: Path) -> int:
 
 @dataclass
 class MemoryUsed:
-    """Bytes by side and number of ranks, and why the others are missing. `base`: what processes alone have."""
+    """Bytes by side and number of ranks, and the reasons for missing ones. `base`: memory of the processes alone."""
 
     gigabytes: float
     beyond: dict[str, dict[int, Memory]] = field(default_factory=lambda: {side: {} for side in SIDES})
@@ -107,7 +107,7 @@ class MemoryUsed:
 
 
 def measure_memory(place: Place, size: int) -> MemoryUsed:
-    """Every side with every number of ranks, on a corpus of `size` bytes."""
+    """Measure every side with every number of ranks, on a corpus of `size` bytes."""
     folder = place.folder / "corpus-memory"
     file = make_corpus(folder, size // 2)
     result = MemoryUsed(size / 1e9)
@@ -131,7 +131,7 @@ def measure_memory(place: Place, size: int) -> MemoryUsed:
                 continue
             bodies = [array(reading, file, rank, ranks, loaded=True) for rank in range(ranks)]
             _, after = _through(bodies, [], batches // ranks, look)
-            _note(result, "loaded", ranks, base, after)  # the same processes, which then have no data
+            _note(result, "loaded", ranks, base, after)  # the same processes, now without data
     finally:
         shutil.rmtree(folder)
     return result
@@ -140,7 +140,7 @@ def measure_memory(place: Place, size: int) -> MemoryUsed:
 def _through(
     bodies: list[Body], others: list[Child], batches: int, look: Callable[[list[int]], Memory]
 ) -> tuple[Memory, Memory]:
-    """Memory at the ranks' first batch, and when each has read `batches`."""
+    """Memory at the ranks' first batch, and after each has read `batches`."""
     with forked(*bodies) as ranks:
         for child in ranks:
             child.hear(PATIENCE)
@@ -161,7 +161,7 @@ def _note(result: MemoryUsed, side: str, ranks: int, base: Memory, after: Memory
 
 
 def settle(pids: list[int]) -> Seconds:
-    """Waits until these processes and all that they have started do nothing any more; what they have worked so far.
+    """Wait until these processes and their descendants are idle; returns their CPU seconds so far.
 
     Raises `Failed`.
     """

@@ -1,7 +1,7 @@
-"""Jobs whose world changes its size, and what a change costs by their records: the parts of `elastic.py`.
+"""Jobs whose world size changes, and the cost of a change from their records: the parts of `elastic.py`.
 
-*Pause* is by one definition for all sides the time from the last step that was committed before a change to the first
-one beyond it, minus a median step of the new world: what those who stay have lost.
+*Pause* has one definition for all sides: the time from the last step committed before a change to the first one after
+it, minus a median step of the new world: the time that the remaining ranks have lost.
 """
 
 import signal
@@ -30,11 +30,11 @@ HERE = Path(__file__).resolve().parent
 ENDLESS = 1_000_000
 CHANGE_DEADLINE: Seconds = 120.0
 _UNSETTLED, _SETTLED = 2, 8
-"""A world's median step is that of its steps between these: later ones may have newcomers that build beside them."""
+"""Range of steps of a world for its median step: later ones may run beside newcomers that build."""
 
 
 class Resizable(Job):
-    """A job of which only rank 0 is always there."""
+    """A job in which only rank 0 exists throughout."""
 
     @property
     def world_step(self) -> int:
@@ -43,7 +43,7 @@ class Resizable(Job):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Those that have committed a step of late; none of them has left since, as changes are waited for."""
+        """Ranks with a recent commit; all of them still exist, since each change is waited for."""
         newest = self.world_step
         recent = (self.ledger.commits.get(StepNo(step), {}) for step in (newest, newest - 1))
         return sorted(set().union(*recent))
@@ -55,9 +55,9 @@ class RegrowJob(Resizable):
     Args:
         folder: for records and output.
         name: of the job.
-        words: for the script.
-        start: replicas at first.
-        most: replicas at most.
+        words: arguments of the script.
+        start: initial replicas.
+        most: maximum of replicas.
     """
 
     def __init__(self, folder: Path, name: str, words: Sequence[str], *, start: int, most: int) -> None:
@@ -71,7 +71,7 @@ class RegrowJob(Resizable):
         super().__init__(name, command, records=self._folder, log=log, world=start, environment=environment)
 
     def resize(self, replicas: int) -> IncidentClosed:
-        """Change the world and wait until every rank has gone on in it. Raises `JobStuck`."""
+        """Change the world size and wait until every rank has continued in it. Raises `JobStuck`."""
         entry = read_entry(self._folder)
         if entry is None:
             raise JobStuck(f"{self.name}: {self._folder} has no description of the job")
@@ -93,7 +93,7 @@ class TorchrunJob(Resizable):
     def __init__(self, folder: Path, name: str, *, port: int, checkpoint_every: int, microbatches: int) -> None:
         records = folder / name
         records.mkdir()
-        # The last call is how long a rendezvous waits for more nodes than it needs: by default 30 s.
+        # The last option limits the wait of a rendezvous for more nodes than it needs: by default 30 s.
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={name}"]
         command += ["--rdzv-conf=last_call_timeout=1", "--max-restarts=1000", "--monitor-interval=0.1"]
@@ -111,7 +111,7 @@ class TorchrunJob(Resizable):
         super().__exit__(*exception)
 
     def join(self) -> None:
-        """Start the second agent and wait until all four workers have gone beyond the last step. Raises `JobStuck`."""
+        """Start the second agent and wait until all four workers have passed the last step. Raises `JobStuck`."""
         with self._second_log.open("wb") as log:
             self._second = self._start_second(log)
         self._wait_change(4)
@@ -154,7 +154,7 @@ class TorchrunJob(Resizable):
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the world, in seconds. `pause`: see above; `step`: a median step after it.
+    """One change of the world size, in seconds. `pause`: see above; `step`: a median step after it.
 
     `redone`: steps that had been committed and were computed again.
     """
@@ -171,12 +171,12 @@ class Change:
 
     @property
     def told(self) -> Seconds:
-        """The pause as the record has it: to the end of the first step, so without a median one."""
+        """The pause by the job's own record, which ends with the first step, less a median step."""
         return self.record.total - self.step if self.record is not None else self.pause
 
 
 def changes_of(ledger: Ledger) -> list[Change]:
-    """Of a job whose generations are sizes: each change after which every rank has gone beyond the last step."""
+    """Changes of a job whose generations are sizes, after which every rank has passed the last step."""
     worlds: list[tuple[int, dict[StepNo, list[float]]]] = []
     for commit in _commits(ledger):
         if not worlds or worlds[-1][0] != commit.generation:
@@ -196,7 +196,7 @@ def changes_of(ledger: Ledger) -> list[Change]:
 
 
 def changes_told(ledger: Ledger) -> list[Change]:
-    """Of a job that keeps records of them: each incident that changed the size, beside the commits of rank 0."""
+    """Changes of a job that records them: each incident that changed the size, with the commits of rank 0."""
     own = [commit for commit in _commits(ledger) if commit.rank == 0]
     found = []
     for incident in ledger.incidents:
@@ -222,7 +222,7 @@ def _median_gap(times: Sequence[float]) -> Seconds:
 
 
 def rates_by_world(ledger: Ledger) -> dict[int, float]:
-    """Tokens a second of all ranks together in each world that had the same size for long enough, by medians."""
+    """Median tokens a second of all ranks together, for each world size that lasted long enough."""
     tokens: dict[tuple[Generation, StepNo], list[float]] = {}
     times: dict[Generation, list[float]] = {}
     for commit in _commits(ledger):
@@ -240,7 +240,7 @@ def rates_by_world(ledger: Ledger) -> dict[int, float]:
 
 
 def turns(ledger: Ledger, block: int) -> tuple[list[float], list[float]]:
-    """Median step of each block of steps in the default and in world-invariant mode; a block's first is left out."""
+    """Median step of each block in the default and in world-invariant mode; a block's first step is left out."""
     own = [commit for commit in _commits(ledger) if commit.rank == 0]
     gaps: dict[int, list[float]] = {}
     for before, commit in pairwise(own):
@@ -251,7 +251,7 @@ def turns(ledger: Ledger, block: int) -> tuple[list[float], list[float]]:
 
 
 def extra_memory(ledger: Ledger, block: int) -> float:
-    """By how many bytes the first block in world-invariant mode raised the peak of a rank's memory, at most."""
+    """Largest increase of a rank's peak memory, in bytes, by the first block in world-invariant mode."""
     at_start, at_end = StepNo(block), StepNo(2 * block)
     ranks = ledger.commits[at_end].keys() & ledger.commits[at_start].keys()
     peaks = [[ledger.commits[step][rank].metrics["peak"] for step in (at_start, at_end)] for rank in ranks]
@@ -259,12 +259,12 @@ def extra_memory(ledger: Ledger, block: int) -> float:
 
 
 def wait_warm(job: Resizable, *, step: int = 5) -> None:
-    """Wait until the job trains as it will go on to. Raises `JobStuck`."""
+    """Wait until the job trains at its usual speed. Raises `JobStuck`."""
     job.wait(lambda: job.world_step >= step, deadline=START_DEADLINE, what=f"step {step}")
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         return int(listener.getsockname()[1])

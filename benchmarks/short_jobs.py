@@ -1,20 +1,20 @@
-"""Cost of a short job beside its script: its start, its end, and twenty of them at once on one machine.
+"""Cost of a short job in addition to its script: its start, its end, and twenty of them at once on one machine.
 
     python benchmarks/short_jobs.py            # about 4 minutes on two idle cores
     python benchmarks/short_jobs.py --quick    # about 2 minutes
 
-*Start and end*: a linear layer by DDP on 4 ranks, by turns under `regrow run`, by itself (one process, the same
+*Start and end*: a linear layer under DDP on 4 ranks, in turns under `regrow run`, by itself (one process, the same
 script), under torchrun, and by itself without regrow. *First step*: seconds from the command until the last rank has
-made its first step; *exit*: from the end of the last rank's script to the exit of the command, which is what Python
-takes to leave a process with torch as well; *processor*: seconds of all its processes, which a busy machine changes
-least. `start_s_beyond_script` is the median over the rounds of the first step under `regrow run`, less that of the same
-script by itself; `start_s_beyond_plain`: less that of the script without regrow.
+made its first step; *exit*: from the end of the last rank's script to the exit of the command, which includes Python's
+own exit from a process with torch; *processor*: CPU seconds of all its processes, which load on the machine changes
+least. `start_s_beyond_script` is the median over the rounds of the first step under `regrow run`, less that of the
+same script by itself; `start_s_beyond_plain`: less that of the script without regrow.
 
-*At once*: 20 jobs of 2 ranks each. When all of them train, a rank of one is killed, and all may hurry. A job has failed
-where its exit code is not 0, its weights are not those of the others, or something of it is left: a process, a file
-for sockets or the data cache, shared memory. `jobs_disturbed` counts jobs with an incident whose rank was not killed.
+*At once*: 20 jobs of 2 ranks each. When all of them train, a rank of one is killed, and all are allowed to finish. A
+job has failed if its exit code is not 0, its weights differ from the others', or it leaves something behind: a process,
+a file for sockets or the data cache, shared memory. `jobs_disturbed` counts jobs with an incident but without a kill.
 
-Exits with 1 when a side could not be measured.
+Exits with 1 if a side could not be measured.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Round:
-    """A run of a side: seconds to the first step of all ranks, from the last rank's end to the exit, of processors."""
+    """A run of a side: seconds to the first step of all ranks, from the last rank's end to the exit, of CPU time."""
 
     start: float
     end: float
@@ -70,14 +70,14 @@ class Round:
 
 
 def read_marks(path: Path) -> list[Mark]:
-    """All whole lines so far."""
+    """All complete lines so far."""
     lines = path.read_text().splitlines() if path.exists() else []
     found = [line.split() for line in lines]
     return [Mark(int(each[0]), int(each[1]), each[2], float(each[3])) for each in found if len(each) == 4]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Folders of this benchmark's own, and one thread a rank."""
+    """Environment with this benchmark's own folders, and one thread a rank."""
     own = {"REGROW_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "XDG_RUNTIME_DIR": str(folder / "run")}
     for path in own.values():
         Path(path).mkdir(mode=0o700, exist_ok=True)
@@ -91,7 +91,7 @@ def words(side: str, marks: Path) -> list[str]:
 
 
 def run_once(side: str, folder: Path, number: int) -> Round:
-    """Run a side. Exits with 1 where it fails."""
+    """Run a side once. Exits with 1 if it fails."""
     marks = folder / f"{side.replace(' ', '-')}-{number}.marks"
     began, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
@@ -110,7 +110,7 @@ def run_once(side: str, folder: Path, number: int) -> Round:
 
 @dataclass
 class Crowd:
-    """Outcome of jobs at once."""
+    """Outcome of the simultaneous jobs."""
 
     failed: int
     disturbed: int
@@ -120,7 +120,7 @@ class Crowd:
 
 
 def at_once(folder: Path, jobs: int) -> Crowd:
-    """Start all, kill a rank of the first when all train, let them end."""
+    """Start all jobs, kill a rank of the first when all train, and wait for their ends."""
     hurry, around = folder / "hurry", environment(folder)
     shared = shared_memory()
     began = time.monotonic()
@@ -154,7 +154,7 @@ def at_once(folder: Path, jobs: int) -> Crowd:
 
 
 def wait_training(folder: Path, running: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all jobs have made a step on both ranks; the process of rank 1 of the first, 0: one did not begin."""
+    """Wait until all jobs have made a step on both ranks; returns the pid of the first job's rank 1, 0 on failure."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until and all(process.poll() is None for process in running):
         marks = [read_marks(folder / f"crowd-{number}.marks") for number in range(len(running))]
@@ -165,7 +165,7 @@ def wait_training(folder: Path, running: Sequence[subprocess.Popen[bytes]]) -> i
 
 
 def ended(process: subprocess.Popen[bytes], until: float) -> int:
-    """Exit code; of one that does not end in time -9."""
+    """Exit code; -9 for a process that does not end in time."""
     try:
         return process.wait(max(1.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -187,7 +187,7 @@ def shared_memory() -> set[str]:
 
 
 def left_behind(folder: Path, before: set[str]) -> list[str]:
-    """Processes and files of these jobs that are still there, after they had a moment to go."""
+    """Remaining processes and files of these jobs, after a short wait."""
     home = str(folder / "home")
     until = time.monotonic() + SETTLE_S
     while (left := _left(home, folder, before)) and time.monotonic() < until:
@@ -202,7 +202,7 @@ def _left(home: str, folder: Path, before: set[str]) -> list[str]:
             if process.environ().get("REGROW_HOME") == home:
                 found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
         except psutil.Error:
-            continue  # another user's, or just gone
+            continue  # another user's, or just ended
     for name in shared_memory() - before:
         owner = Path("/dev/shm", name, "owner")
         if owner.exists() and home in owner.read_text():
@@ -215,7 +215,7 @@ def _left(home: str, folder: Path, before: set[str]) -> list[str]:
 
 
 def figures_of(rounds: dict[str, list[Round]]) -> dict[str, float]:
-    """Medians, and differences of a round's sides."""
+    """Medians, and differences between the sides of a round."""
     starts = {side: [each.start for each in found] for side, found in rounds.items()}
     beyond = {
         name: median(ours - own for ours, own in zip(starts["regrow run"], starts[side], strict=True))
@@ -239,7 +239,7 @@ def figures_of(rounds: dict[str, list[Round]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 rounds instead of 8")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"at once; 0: none [{JOBS}]")
@@ -249,7 +249,7 @@ def main() -> None:
     rounds: dict[str, list[Round]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory(prefix="short-jobs-") as name:
         folder = Path(name)
-        run_once("regrow run", folder, -1)  # reads the files from the disk
+        run_once("regrow run", folder, -1)  # fills the page cache
         for number in range(3 if args.quick else 8):
             for side in SIDES:
                 rounds[side].append(run_once(side, folder, number))

@@ -1,7 +1,7 @@
 """The training of `short_jobs.py`: a linear layer by DDP, under any launcher or alone, with regrow or not.
 
-Each rank appends `rank pid word seconds` to `--marks`: after its first step, and at its end. Seconds are the machine's,
-since the epoch. Rank 0 writes the weights to `--out`.
+Each rank appends `rank pid word seconds` to `--marks`: after its first step, and at its end. Seconds are those of the
+system clock, since the epoch. Rank 0 writes the weights to `--out`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 FAST = 3
-"""Steps before the job waits to be told that it may hurry."""
+"""Steps before the job waits for permission to train at full speed."""
 
 
 def main() -> None:
@@ -39,25 +39,25 @@ def main() -> None:
 
 
 def mark(marks: Path, rank: int, word: str) -> None:
-    """A line of its own, whoever else writes."""
+    """Append a line in one write, since others write to the file too."""
     with marks.open("a") as file:
         file.write(f"{rank} {os.getpid()} {word} {time.time():.6f}\n")
 
 
 def wait(args: argparse.Namespace, step: int) -> None:
-    """Make a step last a second where the job is held."""
+    """Make a step last a second while the job is held."""
     until = time.monotonic() + 1.0
     while args.hurry is not None and step >= FAST and not args.hurry.exists() and time.monotonic() < until:
         time.sleep(0.02)
 
 
 def batch_of(step: int, rank: int) -> torch.Tensor:
-    """Two samples of a rank, `[2, 8]`."""
+    """Two samples for a rank, `[2, 8]`."""
     return torch.randn(2, 8, generator=torch.Generator().manual_seed(1_000 * step + rank))
 
 
 def regrow_steps(args: argparse.Namespace) -> Iterator[tuple[int, int, list[nn.Parameter]]]:
-    """Steps under regrow, or alone: number, rank, parameters."""
+    """Steps under `regrow run`, or with regrow in a single process: number, rank, parameters."""
     import regrow
 
     session = regrow.init(seed=0)
@@ -75,7 +75,7 @@ def regrow_steps(args: argparse.Namespace) -> Iterator[tuple[int, int, list[nn.P
 
 
 def plain_steps(args: argparse.Namespace) -> Iterator[tuple[int, int, list[nn.Parameter]]]:
-    """The same without regrow, by gloo where there are several ranks."""
+    """The same without regrow, over gloo if there are several ranks."""
     several = "RANK" in os.environ
     model: nn.Module = nn.Linear(8, 1)
     rank = 0

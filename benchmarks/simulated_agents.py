@@ -1,7 +1,7 @@
-"""Agents for `control_plane.py`: each speaks with the coordinator as a real one does, and has workers in words only.
+"""Agents for `control_plane.py`: each communicates with the coordinator as a real one does, and simulates its workers.
 
-One process has many of them. They are as cheap as can be, since they share the machine with what is measured: frames
-are read and written by hand, and time is taken before anything is decoded. Commands come as lines on standard input.
+One process has many of them. They are as cheap as possible, since they share the machine with the measured coordinator:
+frames are read and written by hand, and times are taken before decoding. Commands are lines on standard input.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from regrow.core.messages.vocabulary import Role
 
 BINARY, CLOSE, PING, PONG = 0x2, 0x8, 0x9, 0xA
 _AT_ONCE = 100
-"""Number that connect at the same time."""
+"""Number of agents that connect at the same time."""
 
 
 class Agents:
-    """All agents of a process, and what they have seen."""
+    """All agents of a process, with the events that they have seen."""
 
     def __init__(self, nproc: int, token: str) -> None:
         self.nproc, self.token = nproc, token
@@ -42,25 +42,25 @@ class Agents:
         self.last: dict[str, float] = {}
 
     def seen(self, what: str, at: float) -> None:
-        """Count it."""
+        """Count an event."""
         self.counts[what] += 1
         self.last[what] = at
 
     def report(self) -> dict[str, Any]:
-        """Report of the events since the last call."""
+        """The events since the last call."""
         found = {"counts": dict(self.counts), "last": dict(self.last)}
         self.counts, self.last = Counter(), {}
         return found
 
     def commit(self) -> None:
-        """Every worker with a rank commits its next step."""
+        """Commit the next step of every worker with a rank."""
         for agent in self.agents:
             for worker, generation in agent.members.items():
                 agent.send(facts.WorkerCommitted(worker, generation, self.step, time.monotonic(), 0.1))
         self.step = StepNo(self.step + 1)
 
     def kill(self) -> float:
-        """A worker of the first agent dies. When that was said."""
+        """Report the death of a worker of the first agent; returns the time of the report."""
         agent = self.agents[0]
         worker = next(iter(agent.members))
         del agent.members[worker]
@@ -70,7 +70,7 @@ class Agents:
 
 
 class Agent(asyncio.Protocol):
-    """One agent: connects, registers, obeys."""
+    """One agent: connects, registers, and carries out orders."""
 
     def __init__(self, agents: Agents, number: int) -> None:
         self.agents, self.node = agents, NodeId(f"node{number}")
@@ -81,7 +81,7 @@ class Agent(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for a WebSocket."""
+        """Request a WebSocket."""
         if not isinstance(transport, asyncio.Transport):
             raise SystemExit("the connection is no stream")
         self.transport = transport
@@ -98,13 +98,13 @@ class Agent(asyncio.Protocol):
         transport.write("\r\n".join([*lines, "", ""]).encode())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The coordinator has hung up."""
+        """The coordinator has closed the connection."""
         self.agents.seen("lost", time.monotonic())
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(f"{self.node} was refused"))
 
     def data_received(self, data: bytes) -> None:
-        """The answer to the request, then frames."""
+        """Handle the response to the request, then frames."""
         at = time.monotonic()
         self.received += data
         if not self.ready.done():
@@ -122,7 +122,7 @@ class Agent(asyncio.Protocol):
             self._take(*frame, at)
 
     def _frame(self) -> tuple[int, bytes] | None:
-        """The next whole frame: its kind, and what is in it."""
+        """The next complete frame: its kind and its content."""
         received = self.received
         if len(received) < 2:
             return None
@@ -139,7 +139,7 @@ class Agent(asyncio.Protocol):
         return kind, body
 
     def _write(self, kind: int, body: bytes) -> None:
-        """A frame with the mask 0, which leaves it as it is."""
+        """Write a frame with the mask 0, which leaves the content unchanged."""
         if len(body) < 126:
             head = bytes((0x80 | kind, 0x80 | len(body)))
         else:
@@ -183,7 +183,7 @@ class Agent(asyncio.Protocol):
 
 
 async def serve(words: argparse.Namespace) -> None:
-    """Connect all, then do as the lines say."""
+    """Connect all agents, then carry out the commands on standard input."""
     agents, loop = Agents(words.nproc, words.token), asyncio.get_running_loop()
     for number in range(words.first, words.first + words.count, _AT_ONCE):
         new = [Agent(agents, each) for each in range(number, min(number + _AT_ONCE, words.first + words.count))]
@@ -201,7 +201,7 @@ async def serve(words: argparse.Namespace) -> None:
 
 
 def say(what: Any) -> None:
-    """A line of JSON to who has started this process."""
+    """Print a line of JSON for the parent process."""
     print(json.dumps(what), flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Time of the simulator for 100,000 ranks, and its forecast of the goodput of a real job.
+"""Run time of the simulator for 100,000 ranks, and its forecast of the goodput of a real job.
 
 The real job is the demo's: a small GPT in four workers with a standby, three of which are killed. The cost of recovery
-is measured in one run; with that alone the goodput of others, with kills at other moments, is foretold.
+is measured in one run; from it alone the goodput of other runs, with kills at other times, is predicted.
 
 python benchmarks/simulator.py [--quick] [--json FILE]
 """
@@ -30,7 +30,7 @@ _SEEDS = 200
 
 
 def demo_run(home: Path, *, seed: int, steps: int = STEPS) -> MeasuredRun:
-    """The disturbed half of the demo, and what its records say. Raises `SystemExit` where it fails."""
+    """The disturbed half of the demo; returns its measurements. Raises `SystemExit` if it fails."""
     plan, job = home / f"faults-{seed}.toml", f"demo-{seed}"
     plan.write_text(fault_plan(steps=steps, seed=seed), encoding="utf-8")
     command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={WORLD}", "--quiet"]
@@ -43,12 +43,12 @@ def demo_run(home: Path, *, seed: int, steps: int = STEPS) -> MeasuredRun:
 
 
 def foretold(run: MeasuredRun, *, steps: int = STEPS, faults: int = KILLS) -> float:
-    """The goodput of `steps` steps and `faults` faults, with the costs of a run."""
+    """Predicted goodput of `steps` steps and `faults` faults, with the costs of a measured run."""
     costs = decode_costs(
         tomllib.loads("\n".join(calibration_lines([("a run", run)], of="regrow"))), place="calibration"
     )
     work = steps * run.step
-    # Each rank is a replica, and a scenario has none smaller than a node: so a node of one rank for each.
+    # Each rank is a replica, and the smallest replica of a scenario is a node: so each rank has a node.
     kills = {"kind": "kill", "per_node_hour": faults / WORLD / (work / 3600)}
     scenario = decode_scenario(
         {
@@ -63,7 +63,7 @@ def foretold(run: MeasuredRun, *, steps: int = STEPS, faults: int = KILLS) -> fl
 
 
 def large() -> dict[str, float]:
-    """All policies of the large scenario, by its command. Raises `SystemExit` where it fails."""
+    """Run all policies of the large scenario, by its command. Raises `SystemExit` if it fails."""
     begun = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "regrow", "sim", "run", str(LARGE)], check=False)
     if done.returncode:

@@ -4,9 +4,9 @@
     python benchmarks/slurm_submit.py --quick                 # one round
 
 A real Slurm between network namespaces of this machine, as in `tests/slurm` (needs root, and slurm-wlm and munge, which
-`REGROW_TEST_INSTALL=1` has installed). A gang of two replicas on two idle nodes. `submit_to_first_step_whole_s` is all
-of it, `own_start_s` what the same script takes by plain Python to the end of its first step, measured before each
-round, `submit_to_first_step_s` the difference. Each is the median of the rounds.
+`REGROW_TEST_INSTALL=1` installs). A gang of two replicas on two idle nodes. `submit_to_first_step_whole_s` is the total
+time, `own_start_s` that of the same script in plain Python to the end of its first step, measured before each round,
+`submit_to_first_step_s` the difference. Each is the median of the rounds.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NODES = 2
 
 
 def _round(cluster: SlurmCluster, folder: Path) -> float:
-    """One job from its submission to its end; how long it took to its first step."""
+    """Run one job from its submission to its end; returns the seconds to its first step."""
     with slurm_job(cluster, folder) as job:
         gang = job.submit(steps=STEPS, pace=0.0)
         cluster.until(lambda: job.ledger(gang).commits or None, "the first step")

@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 class Net:
-    """The agents of a job in one event loop; what passes between them, and from their workers, is counted."""
+    """The agents of a job in one event loop; messages between them, and from their workers, are counted."""
 
     def __init__(self, world: int) -> None:
         self.stores = [f"tcp:10.0.{node // 256}.{node % 256}:40000" for node in range(max(1, world // PER_NODE))]
@@ -55,7 +55,7 @@ class Net:
             keeper.learn(Generation(1), self.stores, world)
 
     async def carry(self, sender: str, agent: str, request: StoreMessage) -> StoreReply:
-        """Ask and answer, one message each way; `sender` is another agent's address, or a worker's name."""
+        """Send a request and return the reply; `sender` is another agent's address, or a worker's name."""
         self._requests[agent] += 1
         self._links.add((sender, agent))
         caller = sender if sender in self._keepers else ""
@@ -72,7 +72,7 @@ class Net:
         return reply
 
     def busiest(self) -> Load:
-        """The largest of each; they need not be the same node's."""
+        """The maximum of each figure, which may be of different nodes."""
         links = Counter(end for link in self._links for end in link if end in self._keepers)
         return Load(max(self._requests.values()), max(links.values()), max(self._bytes.values()))
 
@@ -92,7 +92,7 @@ Ask = Callable[[StoreRequest], Awaitable[StoreReply]]
 
 
 async def simulated_rank(ask: Ask, rank: int, world: int, what: str) -> None:
-    """One rank's part of one kind of key, as requests to its agent."""
+    """One rank's requests to its agent for one kind of key."""
     if what == "broadcast":
         if rank == 0:
             await ask(StoreSet("g1/0//cuda//0", ID))
@@ -108,7 +108,7 @@ async def simulated_rank(ask: Ask, rank: int, world: int, what: str) -> None:
 
 
 def simulate(world: int, *kinds: str) -> Load:
-    """The busiest agent's load with these kinds of keys."""
+    """The busiest agent's load for these kinds of keys."""
 
     async def play() -> Load:
         net = Net(world)
@@ -124,11 +124,11 @@ def simulate(world: int, *kinds: str) -> Load:
     return asyncio.run(play())
 
 
-# --- TCPStore, counted at the real one ------------------------------------------------------------------------------
+# --- TCPStore, counted at the real server ---------------------------------------------------------------------------
 
 
 class Proxy:
-    """Stands before a TCPStore server, passes everything on, and counts it."""
+    """A proxy before a TCPStore server that counts the traffic."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -165,7 +165,7 @@ class Call(NamedTuple):
 
 
 def tcp_rank(store: Any, rank: int, world: int, what: str) -> None:
-    """Do the same as `simulated_rank`, with torch's client; keys are as long as there."""
+    """The requests of `simulated_rank`, with torch's client; keys have the same lengths."""
     if what == "broadcast":
         if rank == 0:
             store.set("g1/0//cuda//0", ID)
@@ -181,7 +181,7 @@ def tcp_rank(store: Any, rank: int, world: int, what: str) -> None:
 
 
 class TcpCosts:
-    """Cost of TCPStore's calls to its server, measured with one client whose requests cannot run together."""
+    """Cost of TCPStore's calls at its server, measured with one client whose requests are separate."""
 
     def __init__(self) -> None:
         self._server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -195,7 +195,7 @@ class TcpCosts:
         call(*args)
         until = time.monotonic() + 1.0
         while self._proxy.asked == asked and time.monotonic() < until:
-            time.sleep(0.0001)  # a write has no answer: it must have passed before the next is sent
+            time.sleep(0.0001)  # a write has no reply: it must arrive before the next is sent
         self._store.num_keys()
         call_asked, call_bytes = self._proxy.asked - asked, self._proxy.bytes - size
         asked, size = self._proxy.asked, self._proxy.bytes
@@ -203,14 +203,14 @@ class TcpCosts:
         return Call(call_asked - (self._proxy.asked - asked), call_bytes - (self._proxy.bytes - size))
 
     def load(self, world: int, *kinds: str) -> Load:
-        """The server's load with these kinds of keys: the costs of all calls of all ranks."""
+        """The server's load for these kinds of keys: the sum over all calls of all ranks."""
         total = [Call(0, self.connecting.bytes * world)]
         add, cost = total.append, self._cost
         if "broadcast" in kinds:
             add(cost(self._store.set, "g1/0//cuda//0", ID))
             add(_times(cost(self._store.get, "g1/0//cuda//0"), world))
         if "neighbours" in kinds:
-            for digits in range(1, len(str(world)) + 1):  # keys differ in length
+            for digits in range(1, len(str(world)) + 1):  # lengths of keys differ
                 ranks = sum(len(str(rank)) == digits for rank in range(world))
                 key = placed("g1/mesh", 10**digits - 1)
                 add(_times(cost(self._store.set, key, ADDRESS), ranks))
@@ -222,7 +222,7 @@ class TcpCosts:
         return Load(sum(call.requests for call in total), world, sum(call.bytes for call in total))
 
     def check(self, world: int = 16) -> None:
-        """Real clients at the same time. Raises `Failed` where the costs do not add up to their bytes."""
+        """Compare with real concurrent clients. Raises `Failed` if the computed bytes differ from theirs."""
         server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         proxy = Proxy(server.port)
         clients = [TCPStore("127.0.0.1", proxy.port, None, False) for _ in range(world)]

@@ -1,10 +1,10 @@
-"""Time of a new process to its first batch with mosaicml-streaming; `data.py` starts this.
+"""Time until the first batch of a new process with mosaicml-streaming; `data.py` starts this.
 
     python benchmarks/streaming_resume.py CORPUS.bin FOLDER LENGTH BATCH_SIZE ROUNDS STEP...
 
 It can run in another environment than regrow: it needs numpy, torch and streaming. The samples are those of `data.py`,
-written as a local data set in FOLDER. The new process is forked from this one, so that all is imported when its clock
-starts. Prints one line of JSON at the end: the seconds of each step.
+written as a local data set in FOLDER. The new process is forked from this one, so that its imports are done when its
+clock starts. Prints one line of JSON at the end: the seconds of each step.
 """
 
 import json
@@ -22,7 +22,7 @@ SEED = 1
 
 
 def write_samples(corpus: Path, folder: Path, length: int, samples: int) -> None:
-    """The first samples of the corpus, one after another."""
+    """Write the first samples of the corpus."""
     tokens = np.memmap(corpus, np.uint16, mode="r")
     columns = {"tokens": f"ndarray:uint16:{length + 1}"}
     with streaming.MDSWriter(out=str(folder), columns=columns) as out:
@@ -31,13 +31,13 @@ def write_samples(corpus: Path, folder: Path, length: int, samples: int) -> None
 
 
 def open_loader(folder: Path, batch_size: int) -> Any:
-    """As its documentation makes it."""
+    """The loader, made as in its documentation."""
     dataset = streaming.StreamingDataset(local=str(folder), batch_size=batch_size, shuffle=True, shuffle_seed=SEED)
     return streaming.StreamingDataLoader(dataset, batch_size=batch_size, num_workers=1, persistent_workers=True)
 
 
 def first_batch(folder: Path, batch_size: int, state: dict[str, Any] | None) -> list[Any]:
-    """Seconds until the first batch, and the loader's state after it. `state`: where it goes on; None: from 0."""
+    """Seconds until the first batch, and the loader's state after it. `state`: to resume from; None: from 0."""
     began = time.perf_counter()
     loader = open_loader(folder, batch_size)
     if state is not None:
@@ -53,7 +53,7 @@ def first_batch(folder: Path, batch_size: int, state: dict[str, Any] | None) -> 
 
 
 def in_new_process(folder: Path, batch_size: int, state: dict[str, Any] | None) -> Any:
-    """Result of `first_batch` in a process that is forked for it."""
+    """Result of `first_batch` in a newly forked process."""
     said, out = os.pipe()
     pid = os.fork()
     if not pid:
@@ -65,12 +65,12 @@ def in_new_process(folder: Path, batch_size: int, state: dict[str, Any] | None) 
     with open(said, "rb") as answer:
         line = answer.read()
     os.waitpid(pid, 0)
-    clean_stale_shared_memory()  # a process that dies leaves it behind
+    clean_stale_shared_memory()  # a process that died leaves it behind
     return json.loads(line)
 
 
 def main() -> None:
-    """Measure and say."""
+    """Measure and print."""
     corpus, folder = map(Path, sys.argv[1:3])
     length, batch_size, rounds, *steps = map(int, sys.argv[3:])
     write_samples(corpus, folder, length, (max(steps) + 2) * batch_size)

@@ -1,7 +1,7 @@
-"""Targets of the benchmarks, in one table, and the end of each benchmark.
+"""Targets of the benchmarks in one table, and the common end of each benchmark.
 
-A missed target is printed as missed and stands under `missed` in the JSON; the exit code stays 0, so that the figures
-can always be read. A benchmark that could not measure ends with 1.
+A missed target is printed as missed and listed under `missed` in the JSON; the exit code stays 0, so that the figures
+are always readable. A benchmark that could not measure ends with 1.
 """
 
 import json
@@ -19,9 +19,9 @@ class Target:
 
     Attributes:
         figure: its name in the JSON.
-        most: it should be at most this; None: no such bound.
-        least: it should be at least this; None: no such bound.
-        of: a figure of the same run that the bound is a multiple of; empty: the bound is a number.
+        most: upper bound; None: there is none.
+        least: lower bound; None: there is none.
+        of: a figure of the same run by which the bound is multiplied; empty: the bound is a number.
     """
 
     figure: str
@@ -30,7 +30,7 @@ class Target:
     of: str = ""
 
     def judge(self, figures: Figures) -> tuple[bool, str] | None:
-        """Judge the target, with a sentence that says so; None if it was not measured."""
+        """Compare the figure with its bound; returns the verdict and a sentence, or None if it was not measured."""
         if self.figure not in figures or (self.of and self.of not in figures):
             return None
         value, base = figures[self.figure], figures[self.of] if self.of else 1.0
@@ -169,11 +169,11 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("demo_error_most", most=0.2),
     ),
 }
-"""By benchmark."""
+"""Targets by benchmark."""
 
 
 def missed(benchmark: str, figures: Figures) -> Iterator[str]:
-    """Targets that were missed, a sentence each."""
+    """One sentence for each missed target."""
     for target in TARGETS.get(benchmark, ()):
         verdict = target.judge(figures)
         if verdict is not None and not verdict[0]:
@@ -184,10 +184,10 @@ def tell(benchmark: str, figures: Figures, path: Path | None, **details: object)
     """Print each target as met or missed, and write the figures.
 
     Args:
-        benchmark: whose targets.
-        figures: what was measured, by name.
-        path: of the JSON; None: none is wanted.
-        **details: what else stands in it.
+        benchmark: its name.
+        figures: measured values, by name.
+        path: of the JSON file; None: none is written.
+        **details: other entries of the JSON.
     """
     for target in TARGETS.get(benchmark, ()):
         verdict = target.judge(figures)
@@ -199,7 +199,7 @@ def tell(benchmark: str, figures: Figures, path: Path | None, **details: object)
 
 
 def warn_if_busy() -> None:
-    """Say so where other work slows everything down."""
+    """Print a warning if other load slows the machine down."""
     cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
     if load > cores / 2:
         print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")

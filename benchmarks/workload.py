@@ -1,7 +1,7 @@
-"""The training that every side of `recovery.py` runs: model, data and settings, once for all.
+"""The training that every side of `recovery.py` runs: model, data and settings.
 
 A decoder over bytes, of 25 million parameters unless `REGROW_BENCH_MODEL` names another size; with AdamW that is 300 MB
-of state. The batch of a rank at a step is a function of both, so that no side has a data loader to wait for.
+of state. The batch is a function of rank and step, so that no side waits for a data loader.
 """
 
 import os
@@ -15,13 +15,13 @@ SEED = 1234
 DEVICE = torch.device(os.environ.get("REGROW_BENCH_DEVICE", "cpu"))
 VOCABULARY, HEADS, CONTEXT = 256, 8, 32
 SIZES = {"25m": (512, 8), "300m": (1024, 24), "1b": (2048, 20)}
-"""Width and layers."""
+"""Width and number of layers."""
 WIDTH, LAYERS = SIZES[os.environ.get("REGROW_BENCH_MODEL", "25m")]
 SAMPLES_PER_RANK = 1
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each with its norm in front."""
+    """Attention and a feed-forward layer, each with a norm before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,9 +57,9 @@ class Decoder(nn.Module):
 
 
 def prepare() -> Decoder:
-    """The model as every rank starts with it; one thread a process, as ranks share the machine's cores.
+    """The initial model, the same on every rank; one thread a process, as ranks share the machine's cores.
 
-    They share a GPU too where there is only one.
+    They also share a GPU if there is only one.
     """
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -74,7 +74,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
 
 
 def make_batch(step: int, rank: int) -> Tensor:
-    """`[samples, context + 1]` of bytes for a rank at a step."""
+    """`[samples, context + 1]` bytes for a rank at a step."""
     random = torch.Generator().manual_seed(SEED + step * WORLD + rank)
     return torch.randint(VOCABULARY, (SAMPLES_PER_RANK, CONTEXT + 1), generator=random).to(DEVICE)
 
@@ -86,5 +86,5 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def own_pid() -> float:
-    """This process, as a number among the metrics of a step: whom the benchmark kills."""
+    """This process's id as a metric of a step, by which the benchmark kills it."""
     return float(os.getpid())

@@ -1,10 +1,10 @@
-"""Trains a small network in one process. What a plain PyTorch script would not have is marked with `# regrow`.
+"""Trains a small network in one process. Lines that a plain PyTorch script would not have are marked with `# regrow`.
 
     python examples/01-alone.py
     regrow run --nproc-per-node 1 --checkpoint-dir checkpoints --checkpoint-every 1s examples/01-alone.py
 
-A process that is alone has nobody who holds its state: after `regrow kill --rank 0`, in another terminal, it goes on
-from its last checkpoint. From two ranks on nothing is read from a disk: see 02-ddp.py.
+No other process holds the state of a single one: after `regrow kill --rank 0`, in another terminal, it continues from
+its last checkpoint. With two ranks or more, recovery reads nothing from disk: see 02-ddp.py.
 """
 
 import argparse
@@ -17,13 +17,13 @@ import regrow
 
 
 def data(samples: int = 4096) -> TensorDataset:
-    """Points, and the function of them that is to be learnt."""
+    """Points, and a function of them to learn."""
     inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(0))
     return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args()

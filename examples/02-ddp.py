@@ -1,8 +1,8 @@
-"""Trains a small GPT on the source of Python's standard library, straight through the death of its workers.
+"""Trains a small GPT on the source of Python's standard library, and continues when workers die.
 
     regrow run --nproc-per-node 4 --standby 1 examples/02-ddp.py --steps 200
 
-and, as it is, alone: `python examples/02-ddp.py`.
+The same file also runs alone: `python examples/02-ddp.py`.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
         with step as batch:
             x, y = batch
             loss = model(x, y)
-            step.log(loss=loss)  # staged with the step: not even the death of this worker loses it
+            step.log(loss=loss)  # staged with the step: the death of this worker does not lose it
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

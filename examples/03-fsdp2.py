@@ -1,10 +1,10 @@
-"""Trains a small GPT whose parameters are sharded over all ranks (FSDP2), through the death of any of them.
+"""Trains a small GPT whose parameters are sharded over all ranks (FSDP2), and continues when a rank dies.
 
     regrow run --local-nodes 2 --nproc-per-node 1 --buddy-every 1 examples/03-fsdp2.py
     regrow kill --rank 1                                   # in another terminal, as often as you like
 
-Each shard is there once, so regrow keeps a copy of it in the memory of another node, taken every `--buddy-every` steps.
-With replicas no copies are needed: see 04-hsdp.py. On GPUs the mesh is of "cuda", and
+Each shard exists once, so regrow keeps a copy of it in the memory of another node, taken every `--buddy-every` steps.
+Replicas need no copies: see 04-hsdp.py. On GPUs the mesh is of "cuda", and
 `torch.cuda.set_device(session.local_rank)` comes before it.
 """
 
@@ -20,7 +20,7 @@ from gpt import GPT, PRESETS, ByteWindows, corpus
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Trains a small GPT whose parameters are sharded over two ranks, in as many replicas as there are pairs of ranks.
+"""Trains a small GPT whose parameters are sharded over two ranks, with a replica for each pair of ranks.
 
     regrow run --nproc-per-node 4 --standby 1 examples/04-hsdp.py
     regrow kill --rank 2                                   # in another terminal, as often as you like
 
-A lost rank gets its shard from the rank of another replica that has the same one: no copies, no step lost. On GPUs the
+A lost rank gets its shard from the rank of another replica that has the same one: no copies, no lost steps. On GPUs the
 mesh is of "cuda", and `torch.cuda.set_device(session.local_rank)` comes before it.
 """
 
@@ -22,7 +22,7 @@ SHARDS = 2
 
 @regrow.restartable  # regrow: it has collectives (FSDP2's forward) and stands between two steps
 def evaluate(model: GPT, held_out: ByteWindows) -> float:
-    """The mean loss over some text that is not trained on; every rank computes the same."""
+    """The mean loss over held-out text; every rank computes the same value."""
     model.eval()
     with torch.no_grad():
         losses = [float(model(x[None], y[None])) for x, y in (held_out[at] for at in range(8))]
@@ -31,7 +31,7 @@ def evaluate(model: GPT, held_out: ByteWindows) -> float:
 
 
 def main() -> None:
-    """Train, evaluate from time to time, and say how well."""
+    """Train, evaluate from time to time, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=50, help="steps between two evaluations")

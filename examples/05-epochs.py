@@ -1,4 +1,4 @@
-"""Trains by epochs: after each an evaluation, the best weights are saved, and it stops when they get no better.
+"""Trains by epochs: evaluates after each, saves the best weights, and stops when they no longer improve.
 
 regrow run --nproc-per-node 2 --standby 1 examples/05-epochs.py
 regrow kill --rank 0                                   # in another terminal, as often as you like
@@ -27,7 +27,7 @@ def data(samples: int, seed: int) -> TensorDataset:
 
 @regrow.restartable  # regrow: all ranks run it, and run it again if one dies in it
 def end_epoch(session: regrow.Session, model: DDP, loader: Batches, kept: SimpleNamespace, path: str) -> float:
-    """The mean loss of all ranks; where it is the least so far, rank 0 saves the weights, for which the others wait."""
+    """The mean loss of all ranks. If it is the lowest so far, rank 0 saves the weights, and the others wait for it."""
     model.module.eval()
     with torch.no_grad():
         total = torch.stack([MSE(model.module(x), y) for x, y in loader]).mean()
@@ -43,7 +43,7 @@ def end_epoch(session: regrow.Session, model: DDP, loader: Batches, kept: Simple
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--samples", type=int, default=4096)

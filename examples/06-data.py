@@ -1,11 +1,11 @@
-"""Trains on samples that take a while to make: a node makes each batch once, ahead of training, for all its ranks.
+"""Trains on samples that are slow to make: a node makes each batch once, ahead of training, for all its ranks.
 
     regrow run --nproc-per-node 2 --standby 1 examples/06-data.py
     regrow kill --rank 0                                   # in another terminal, as often as you like
     regrow data verify                                     # afterwards: every sample came exactly once
 
-`regrow.DataLoader` takes torch's arguments. Who takes a lost rank has its batch in milliseconds, at any step: they
-are made in a process that outlives the workers. With `global_batch_size` a step has the same samples in any world.
+`regrow.DataLoader` takes torch's arguments. A rank that replaces a lost one has its batch in milliseconds, at any step,
+as a process that outlives the workers makes them. With `global_batch_size` a step has the same samples in any world.
 """
 
 import argparse
@@ -18,11 +18,11 @@ import regrow
 from gpt import GPT, PRESETS, corpus
 
 LENGTH = PRESETS["demo"].block + 1
-"""One byte more than the model reads: what it is to say after each of them."""
+"""One byte more than the model reads: the target of its last position."""
 
 
 class Lines(Dataset[torch.Tensor]):
-    """Lines of Python's own source, each as a fixed number of bytes; indented by chance, as a random transform."""
+    """Lines of Python's own source, each as a fixed number of bytes; randomly indented, as a random transform."""
 
     def __init__(self) -> None:
         self.lines = [line for line in corpus(0.3).splitlines() if line.strip()]
@@ -36,7 +36,7 @@ class Lines(Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Trains a small GPT in a world that grows and shrinks while it trains.
+"""Trains a small GPT in a world that grows and shrinks during the training.
 
     regrow run --nproc-per-node 1 --replicas 1:4 examples/07-elastic.py
 
@@ -8,10 +8,10 @@ In another terminal, as often as you like, and at the end:
     regrow scale --replicas 2
     regrow plot
 
-The global batch of a step is 8 micro-batches, whatever the world, so the loss curve goes on as if nothing had happened;
-with `--invariant` it is the same to the last bit for any world. As it is, alone: `python examples/07-elastic.py`.
+The global batch of a step is 8 micro-batches in any world, so the loss curve continues without a break; with
+`--invariant` it is bitwise the same for any world. The file also runs alone: `python examples/07-elastic.py`.
 
-What a plain PyTorch loop that accumulates gradients would not have is marked with `# regrow`.
+Lines that a plain PyTorch loop with gradient accumulation would not have are marked with `# regrow`.
 """
 
 import argparse

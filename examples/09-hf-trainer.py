@@ -1,9 +1,9 @@
-"""Fine-tunes a small Llama with Hugging Face's `Trainer`, through the death of any of its ranks.
+"""Fine-tunes a small Llama with Hugging Face's `Trainer`, and continues when a rank dies.
 
     regrow run --nproc-per-node 2 examples/09-hf-trainer.py
     regrow kill --rank 0                                   # in another terminal, as often as you like
 
-A stock script would have the one line that is marked read `from transformers import Trainer, TrainingArguments`.
+In a stock script the one marked line would be `from transformers import Trainer, TrainingArguments`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ LENGTH = 64
 
 
 class Windows(Dataset[dict[str, torch.Tensor]]):
-    """Pieces of the text that comes with Python, byte by byte."""
+    """Windows of the bytes of Python's `help()` topics."""
 
     def __init__(self, text: torch.Tensor) -> None:
         self.rows = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
@@ -33,7 +33,7 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
 
 
 def main() -> None:
-    """Train and say how well."""
+    """Train, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", default="out")

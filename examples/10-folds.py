@@ -1,10 +1,10 @@
-"""Trains five folds in one script, through the death of any rank, in a fold, between two, or in the last.
+"""Trains five folds in one script, and continues when a rank dies in a fold, between two, or in the last.
 
     regrow run --nproc-per-node 2 examples/10-folds.py
     regrow kill --rank 1                                   # in another terminal, as often as you like
 
-A rank that is replaced leaves out the folds that are finished, and builds the present one alone. Seeds, the points of a
-sweep, or a teacher and its student are written the same way: `training.result` is what later ones, and the end, know.
+A replaced rank skips the finished folds, and builds only the present one. Seeds, the points of a sweep, or a teacher
+and its student are written the same way: `training.result` is the value that later ones, and the end, can use.
 """
 
 import sys
@@ -20,13 +20,13 @@ FOLDS, SAMPLES = 5, 400
 
 
 def make_data() -> TensorDataset:
-    """Points, and something to be learnt of them."""
+    """Points, and a function of them to learn."""
     points = torch.randn(SAMPLES, 8)
     return TensorDataset(points, (points[:, :4].sum(1, keepdim=True) * points[:, 4:5]).tanh())
 
 
 def main() -> None:
-    """The folds, and their mean."""
+    """Train the folds, and print their mean."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     session = regrow.init(seed=1)
     data = make_data()

@@ -1,10 +1,10 @@
-"""Trains PPO on a vector of environments of each rank's own, through the death of any rank, in a rollout or an update.
+"""Trains PPO on a vector of environments for each rank, and continues when a rank dies in a rollout or an update.
 
     regrow run --local-nodes 2 --nproc-per-node 1 --buddy-every 1 examples/11-ppo.py
     regrow kill --rank 1                                   # in another terminal, as often as you like
 
-No other rank has these environments, so regrow keeps a copy of them in the memory of another node after every step. The
-class says nothing about its state; gymnasium's `SyncVectorEnv` takes its place.
+No other rank has these environments, so regrow keeps a copy of them in the memory of another node after every step.
+The class declares no state; gymnasium's `SyncVectorEnv` can take its place.
 """
 
 import sys
@@ -21,14 +21,14 @@ LENGTH, CLIP, GAMMA = 32, 0.2, 0.97
 
 
 class Poles:
-    """Poles that are to be kept upright by pushes to the left or to the right."""
+    """Poles to keep upright by pushes to the left or to the right."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.random, self.count = np.random.default_rng(seed), count
         self.tilt = self.random.normal(0, 0.05, (count, 2)).astype(np.float32)
 
     def step(self, pushes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Push each of them; those that fall are stood up again."""
+        """Push each pole; fallen ones are stood up again."""
         wind = self.random.normal(0, 0.01, self.count)
         speed = self.tilt[:, 1] + 0.1 * self.tilt[:, 0] + 0.03 * (2 * pushes - 1) + wind
         self.tilt = np.stack([self.tilt[:, 0] + 0.2 * speed, speed], 1).astype(np.float32)
@@ -38,13 +38,13 @@ class Poles:
 
 
 def main() -> None:
-    """Train, and say how well."""
+    """Train, and print the result."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     session = regrow.init(seed=0)  # regrow, instead of init_process_group
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 3)))  # two pushes, a value
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     envs = Poles(8, seed=session.rank)
-    memory = SimpleNamespace(seen=envs.tilt)  # the observation that the next step begins with
+    memory = SimpleNamespace(seen=envs.tilt)  # the first observation of the next step
     session.protect(model, optimizer)  # regrow
     session.protect(envs=envs, memory=memory, part=f"rank{session.rank}")  # regrow
     for step in session.steps(lambda number: None, until=steps):  # regrow

@@ -1,4 +1,4 @@
-"""A small GPT over bytes, and real text that every machine has: the source of Python's standard library."""
+"""A small GPT over bytes, and real text that is on every machine: the source of Python's standard library."""
 
 import os
 import sysconfig
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer whose input and output embeddings are one matrix."""
+    """A decoder-only transformer whose input and output embeddings share one matrix."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
         self.apply(self._init)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "mlp.2.weight")):  # GPT-2: what adds to the stream, smaller with the depth
+            if name.endswith(("out.weight", "mlp.2.weight")):  # GPT-2: residual outputs, smaller with the depth
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5)
 
     @staticmethod
@@ -114,7 +114,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, x: Tensor, tokens: int) -> Tensor:
-        """`x`, int64 of shape (batch, n), and `tokens` more, drawn one after another."""
+        """Continue `x`, int64 of shape (batch, n), by `tokens` sampled tokens."""
         for _ in range(tokens):
             logits = self(x[:, -self.config.block :])[:, -1]
             x = torch.cat([x, torch.multinomial(logits.softmax(-1), 1)], dim=1)

@@ -1,18 +1,18 @@
-"""Place of tensors: on the processor, on an accelerator, or on one that Triton's kernels run on."""
+"""Devices of tensors: CPU, any accelerator, or a GPU on which Triton's kernels run."""
 
 import torch
 
 
 def kernels_possible() -> bool:
-    """True if this process could take a device into use that Triton's kernels run on."""
+    """True if this process could use a device on which Triton's kernels run."""
     return torch.cuda.is_available()
 
 
 def takes_kernels(device: torch.device) -> bool:
-    """True if this is such a device: one under CUDA's name, NVIDIA's or AMD's by HIP."""
+    """True if Triton's kernels run on the device: NVIDIA's CUDA, or AMD's HIP under the same name."""
     return device.type == "cuda"
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """True if its elements lie on a device, where work is only enqueued."""
+    """True if the tensor is on a device that runs asynchronously."""
     return tensor.device.type not in ("cpu", "meta")

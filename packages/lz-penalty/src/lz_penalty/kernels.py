@@ -1,11 +1,11 @@
-"""The penalty in Triton, one program a sequence: two launches a step, whatever the batch.
+"""The penalty in Triton: one program a sequence, two launches a step for any batch size.
 
-It is used where logits are on a GPU and Triton is installed, as it is with torch's builds for CUDA. It was run in
-Triton's interpreter on a CPU (`TRITON_INTERPRET=1`), where it gives what the other forms give. **It has not been run on
-a GPU.** Triton is imported at the first use, never before.
+It is used if the logits are on a GPU and Triton is installed, as it is with torch's CUDA builds. It was run in
+Triton's interpreter on a CPU (`TRITON_INTERPRET=1`), with the same results as the other implementations. **It has not
+been run on a GPU.** Triton is imported at the first use, never before.
 
-A token that stands at several places of the window is penalised once, by the program's lane of its newest place; so no
-two lanes write to one logit, there is nothing atomic, and the result is the same each time.
+A token that occurs several times in the window is penalised once, by the program's lane of its newest position. No two
+lanes write to one logit, so there are no atomic operations, and the result is deterministic.
 """
 
 import importlib.util
@@ -20,12 +20,12 @@ from lz_penalty.parameters import MODES
 from lz_penalty.rows import RowParameters
 
 _CHUNK = 16
-"""Places of the window that are compared with all others at a time."""
+"""Positions of the window that are compared with all others at a time."""
 
 
 @cache
 def available() -> bool:
-    """True if there is a GPU, and Triton to run on it."""
+    """True if there is a GPU, and Triton is installed."""
     return devices.kernels_possible() and importlib.util.find_spec("triton") is not None
 
 
@@ -43,7 +43,7 @@ def match_lengths(window: Tensor, rows: RowParameters) -> Tensor:
 def penalise_window(
     logits: Tensor, window: Tensor, lengths: Tensor, rows: RowParameters, lines: Tensor | None = None
 ) -> Tensor:
-    """As `penalty.penalise_window`, in one launch, a program for each sequence."""
+    """As `penalty.penalise_window`, in one launch with a program for each sequence."""
     if not rows.modes or not len(window):
         return logits
     if logits.stride(1) != 1:
@@ -72,7 +72,7 @@ def penalise_window(
 
 
 def _block(window: Tensor) -> int:
-    """The width of a window as Triton wants it: a power of two, of a chunk at least."""
+    """The block width for a window: a power of two, at least one chunk."""
     return max(_CHUNK, 1 << (window.shape[1] - 1).bit_length())
 
 

@@ -1,9 +1,9 @@
-"""Mode `residual` from token to token on a CPU: what can be known before the first step is looked up, not worked out.
+"""Mode `residual` token by token on a CPU, from lookup tables that are computed before the first step.
 
-With the parameters of a batch known, what a token takes off its logit depends on its place alone, unless it extends the
-longest match; and what that takes off depends on two whole numbers, the match's length and distance. Both are tables.
-The longest match and the nearest of its like are found at once, as one number. The result is that of
-`penalty.penalise_window`, bit by bit, in half of the calls.
+For given parameters, the penalty of a token depends only on its position, unless it extends the longest match; then it
+depends on two integers, the match's length and distance. Both are tables. The longest match and the nearest of equal
+length are found at once, encoded as one number. The result is that of `penalty.penalise_window`, bit by bit, with half
+as many torch calls.
 """
 
 from math import log2
@@ -19,7 +19,7 @@ class ResidualLookup:
     """The tables of a batch.
 
     Args:
-        rows: its parameters; see `fits`.
+        rows: its parameters, for which `fits` is true.
     """
 
     def __init__(self, rows: RowParameters) -> None:
@@ -30,11 +30,11 @@ class ResidualLookup:
 
     @staticmethod
     def fits(rows: RowParameters) -> bool:
-        """True if it does all that these rows need."""
+        """True if the tables cover all that these rows need."""
         return rows.modes == {"residual"} and not rows.by_match and rows.strength.device.type == "cpu"
 
     def penalise(self, logits: Tensor, matches: Matches, filled: int) -> Tensor:
-        """Take the penalty off the logits, in place, by the last `filled` tokens of the windows. Returns the logits."""
+        """Subtract the penalty from the logits, in place; only the last `filled` columns count. Returns the logits."""
         if not filled or not len(logits):
             return logits
         if self._vocabulary != logits.shape[1]:
@@ -44,18 +44,18 @@ class ResidualLookup:
         if first:
             lengths, at = lengths.narrow(1, first, filled), at.narrow(1, first, filled)
             by_place, places = by_place.narrow(1, first, filled), places.narrow(0, first, filled)
-        # Whole numbers below 2^21, for which floats are exact, and quicker than integers.
+        # Integers below 2^21, for which floats are exact, and faster than integers.
         floats = lengths.to(torch.float32)
         found = torch.add(places, floats, alpha=self._rows.width).amax(1, keepdim=True).to(torch.int64)
         extended = self._by_match.take(found).mul_(self._rows.strength)
-        # 1 where a match is as long as the longest, else 0; what extends takes more off than its place alone would.
+        # 1 where a match is as long as the longest, else 0; extending it costs more than the position alone.
         extends = floats.sub_(self._less_one.take(found)).clamp_min_(0)
         taken = torch.maximum(extends.mul_(extended), by_place)
         after = (logits.gather(1, at) - taken).to(logits.dtype)
         return logits.scatter_reduce_(1, at, after, "amin")
 
     def _fill(self, vocabulary: int) -> None:
-        """The tables for logits of that many tokens: by place, and by `length * width + place`."""
+        """The tables for this vocabulary size: by position, and by `length * width + position`."""
         rows = self._rows
         bits, lowest = log2(vocabulary), 0.0 if vocabulary < rows.width + 2 else -torch.inf
         by_place = (bits - rows.nearness).clamp_min_(lowest) * rows.strength

@@ -1,9 +1,9 @@
-"""Windows and match lengths of a batch: found anew, or carried from token to token.
+"""Windows and match lengths of a batch: computed anew, or updated token by token.
 
-A row of a window holds the last tokens of a sequence, the newest at the right, and `NOTHING` where there are none. A
-row of lengths holds, for each token of the window, how many tokens before it are also the last of the sequence (U_j of
-`reference`). Lengths that are carried would reach beyond the left end of the window, and are cut there at each step, so
-both ways give the same, bit by bit.
+A row of a window contains the last tokens of a sequence, the newest at the right, and `NOTHING` in unused places. A
+row of lengths contains, for each token of the window, how many tokens before it are also the last of the sequence (U_j
+of `reference`). Updated lengths could reach beyond the left end of the window, and are cut there at each step, so both
+ways give the same result, bit by bit.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 from lz_penalty.rows import RowParameters
 
 NOTHING = -1
-"""No token."""
+"""Marks an unused place of a window."""
 
 
 def window_of(
@@ -25,7 +25,7 @@ def window_of(
     Args:
         history: tokens, [batch, length].
         width: of the window.
-        starts: the first column that counts, [batch] or one for all; default: the first there is.
+        starts: the first column that counts, [batch] or one for all; default: the first.
         ends: the column after the last that counts, likewise; default: all.
     """
     batch, length = history.shape
@@ -42,7 +42,7 @@ def window_of(
 
 
 def _tail(history: Tensor, width: int, start: int) -> Tensor:
-    """As `window_of`, where all sequences are of one length."""
+    """As `window_of`, if all sequences have one length."""
     tokens = history[:, max(start, history.shape[1] - width) :].to(torch.int64)
     return torch.nn.functional.pad(tokens, (width - tokens.shape[1], 0), value=NOTHING)
 
@@ -54,7 +54,7 @@ def _column(value: Tensor | int, device: torch.device) -> Tensor:
 
 
 def match_lengths(window: Tensor, rows: RowParameters) -> Tensor:
-    """The lengths of all matches of a window, found anew: int32 of its shape, in as many passes as the look-back."""
+    """The lengths of all matches of a window, computed anew: int32 of its shape, in `lookback` passes."""
     width = window.shape[1]
     lengths = torch.zeros_like(window, dtype=torch.int32)
     alive = window >= 0
@@ -72,8 +72,8 @@ class Matches:
     Attributes:
         window: the last tokens, int64 [batch, width].
         lengths: of the matches before them, int32 [batch, width].
-        filled: number of columns at the right that have a token in each row, the others in none; None: not known.
-        most: no token is larger; known if `filled` is.
+        filled: number of columns at the right that have a token in each row; the others have none. None: not known.
+        most: upper bound of the tokens; known if `filled` is.
     """
 
     window: Tensor
@@ -85,27 +85,27 @@ class Matches:
 
     @classmethod
     def empty(cls, batch: int, width: int, device: torch.device | str = "cpu") -> "Matches":
-        """Sequences without a token."""
+        """The state of sequences without tokens."""
         window = torch.full((batch, width), NOTHING, dtype=torch.int64, device=device)
         filled = None if window.device.type != "cpu" else 0
         return cls(window, torch.zeros_like(window, dtype=torch.int32), filled)
 
     @classmethod
     def found(cls, window: Tensor, rows: RowParameters) -> "Matches":
-        """Of windows that are there already."""
+        """The state of the given windows."""
         filled, most = _filled(window)
         return cls(window, torch.minimum(match_lengths(window, rows), rows.longest), filled, most)
 
     def push(self, tokens: Tensor, rows: RowParameters, active: Tensor | None = None) -> None:
-        """Take one more token of each sequence, in time that grows with the window alone.
+        """Append one token to each sequence, in time that depends on the window alone.
 
-        A match at j that the new token continues is one longer; one that it does not is over. The window moves left by
-        one, and with it what a length belongs to, so the lengths stay where they are.
+        A match at j that the new token continues is one longer; any other match ends. The window moves left by one, and
+        the tokens of the lengths with it, so the lengths stay in place.
 
         Args:
             tokens: int64 [batch].
             rows: parameters of the batch.
-            active: bool [batch]; where it is false a sequence stays as it is. Default: all go on.
+            active: bool [batch]; sequences where it is false do not change. Default: all are active.
         """
         new = tokens.unsqueeze(1)
         if active is None:
@@ -119,7 +119,7 @@ class Matches:
         self._written, self.filled = None, None
 
     def _append(self, tokens: Tensor) -> None:
-        """Move the window on by one: over a wider memory, so that its tokens are copied once in a window's width."""
+        """Move the window by one in a buffer of twice its width, which copies its tokens once in a window's width."""
         batch, width = self.window.shape
         written = self._written
         if written is None or self._end == written.shape[1]:
@@ -136,7 +136,7 @@ class Matches:
 
 
 def _filled(window: Tensor) -> tuple[int | None, int]:
-    """`Matches.filled` and `Matches.most` of a window; on a GPU it is not asked."""
+    """`Matches.filled` and `Matches.most` of a window; not known on a GPU, where reading them would be slow."""
     if window.device.type != "cpu" or not window.numel():
         return None, 0
     real = window >= 0

@@ -1,4 +1,4 @@
-"""The name under which SGLang finds the penalty, as its clients have to send it; needs neither SGLang nor torch."""
+"""The string by which SGLang's clients request the penalty; needs neither SGLang nor torch."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ _CLASS = "LZSglangProcessor"
 def sglang_processor() -> str:
     """Value of a request's `custom_logit_processor`: the string that SGLang's `LZSglangProcessor.to_str()` makes.
 
-    SGLang wants a class pickled by its name alone, in hexadecimal: opcodes of pickle's protocol 4 (PEP 3154).
+    SGLang expects a class pickled by its name, in hexadecimal: opcodes of pickle's protocol 4 (PEP 3154).
     """
     names = b"".join(b"\x8c" + bytes([len(name)]) + name.encode() + b"\x94" for name in (_MODULE, _CLASS))
     body = names + b"\x93\x94."

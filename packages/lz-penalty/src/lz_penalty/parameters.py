@@ -13,28 +13,28 @@ MOST_WINDOW = 4096
 """Tokens. The cost of a step grows with the window."""
 
 MOST_STRENGTH = 1_000_000
-"""Logits a bit. What is far beyond has no place in the numbers that logits are."""
+"""Logits a bit. A much larger value would exceed the range of the logits' type."""
 
 MOST_LOOKBACK = 256
-"""Tokens. Whole numbers up to this are exact in bfloat16, in which match lengths may pass through the logits."""
+"""Tokens. Integers up to this are exact in bfloat16, in which match lengths may pass through the logits."""
 
 PREFIX = "lz_"
-"""Of the names under which a request to a server carries its parameters: `lz_strength`, `lz_min_match`."""
+"""Prefix of the names of these parameters in a request to a server: `lz_strength`, `lz_min_match`."""
 
 
 @dataclass(frozen=True)
 class LZParameters:
     """The parameters of one sequence; the defaults are the paper's.
 
-    Raises ValueError where a value is out of its range.
+    Raises ValueError if a value is out of its range.
 
     Attributes:
-        mode: what a token costs that stands in the window, in bits; `reference.costs` defines the three.
-        strength: logits taken off for each bit that the token costs less than one never seen; 0 takes nothing.
-        window: how many tokens back a match may lie.
-        lookback: the longest match that is told from longer ones, in tokens.
-        min_match: tokens whose longest match, themselves included, is shorter are left alone; 1 leaves none of the
-            window alone. Ours, not the paper's.
+        mode: formula for the cost in bits of a token in the window; `reference.costs` defines the three.
+        strength: logits subtracted for each bit that the token costs less than an unseen one; 0 disables the penalty.
+        window: furthest distance of a match, in tokens.
+        lookback: longest match length that is computed, in tokens; longer matches count as this long.
+        min_match: tokens whose longest match, themselves included, is shorter get no penalty; 1 penalises all tokens of
+                the window. This parameter is not in the paper.
     """
 
     mode: Mode = "residual"
@@ -53,14 +53,14 @@ class LZParameters:
 
     @classmethod
     def of_request(cls, arguments: Mapping[str, object] | None, *, kept: int = MOST_WINDOW) -> "LZParameters | None":
-        """Read the parameters that a request to a server carries beside its own; None: it asks for no penalty.
+        """Read the parameters from a request to a server, among its other arguments; None: it asks for no penalty.
 
-        Any name with the prefix asks for it. Raises ValueError for a name or a value that means nothing, as the
-        request would otherwise run without what was asked; it names what the request wrote.
+        Any name with the prefix asks for it. Raises ValueError for an unknown name or an invalid value, since the
+        request would otherwise run without the penalty that it asked for; the message quotes the request.
 
         Args:
             arguments: of the request.
-            kept: tokens of each request that the server keeps.
+            kept: tokens of each request that the server keeps, the widest possible window.
         """
         if not arguments:
             return None
@@ -72,13 +72,13 @@ class LZParameters:
         try:
             return _of_request(asked, kept)
         except TypeError:
-            # A list or a mapping has no hash; it means nothing here, and what is wrong with it is said.
+            # A list or a mapping has no hash; without the cache the check reports its error.
             return _of_request.__wrapped__(asked, kept)
 
 
 @lru_cache(maxsize=1024)
 def _of_request(asked: tuple[tuple[str, type, object], ...], kept: int) -> LZParameters:
-    """The parameters that were asked for. Types are told apart: `1` and `true` are equal."""
+    """The parsed parameters. Types are part of the cache key: `1` and `true` are equal."""
     known = {field.name for field in fields(LZParameters)}
     unknown = sorted({name for name, _, _ in asked} - known)
     if unknown:
@@ -92,7 +92,7 @@ def _of_request(asked: tuple[tuple[str, type, object], ...], kept: int) -> LZPar
 
 
 def check(values: Mapping[str, object], *, prefix: str = "", most_window: int = MOST_WINDOW) -> None:
-    """Raise ValueError where a parameter is out of its range. `prefix`: of the name by which it was given."""
+    """Raise ValueError if a parameter is out of its range. `prefix`: of its name in the request."""
     if "mode" in values and values["mode"] not in MODES:
         raise ValueError(f"LZ penalty: {prefix}mode is {values['mode']!r}, not one of {', '.join(MODES)}")
     strength = values.get("strength", 0.0)
@@ -105,6 +105,6 @@ def check(values: Mapping[str, object], *, prefix: str = "", most_window: int = 
 
 
 def _as_whole(name: str, value: object) -> object:
-    """Take 3.0 for 3 where a whole number is wanted: a JSON of some clients has no whole numbers."""
+    """Convert 3.0 to 3 for an integer parameter, since some clients' JSON has only floats."""
     whole = name in ("window", "lookback", "min_match") and isinstance(value, float) and value.is_integer()
     return int(value) if whole and isinstance(value, float) else value

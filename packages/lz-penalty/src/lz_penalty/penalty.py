@@ -1,7 +1,7 @@
-"""The penalty on a batch of logits: stateless, or with a state that grows by a token a step.
+"""The penalty on a batch of logits: stateless, or with a state that is updated token by token.
 
-Both touch as many logits of a row as the window has tokens, whatever the vocabulary and the length of the text; they
-ask nothing of the device, and give the same each time, as they only take the least of what falls on the same logit.
+Both touch at most as many logits of a row as the window has tokens, for any vocabulary and text length. They do not
+synchronize with the device, and are deterministic, since updates of the same logit only take the minimum.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ def penalise(
     starts: Tensor | int | None = None,
     ends: Tensor | int | None = None,
 ) -> Tensor:
-    """Take the penalty off the logits, in place, from nothing but the tokens so far. Returns the logits.
+    """Subtract the penalty from the logits, in place, given only the tokens so far. Returns the logits.
 
     Args:
         logits: of the next token, floating point [batch, vocabulary].
         history: tokens so far, [batch, length].
         parameters: one for all, or one a row; None: that row gets no penalty.
-        starts: the first column of `history` that counts, [batch] or one for all; default: the first there is.
+        starts: the first column of `history` that counts, [batch] or one for all; default: the first.
         ends: the column after the last that counts, likewise; default: all.
 
-    Raises ValueError where the shapes do not fit.
+    Raises ValueError if the shapes do not match.
     """
     rows = rows_of(parameters, logits)
     if history.ndim != 2 or history.shape[0] != logits.shape[0]:
@@ -43,7 +43,7 @@ def penalise(
 
 
 def penalise_tokens(logits: Tensor, window: Tensor, rows: RowParameters) -> Tensor:
-    """Take the penalty off the logits, in place, where the last tokens are known. Returns the logits."""
+    """Subtract the penalty from the logits, in place, given the last tokens. Returns the logits."""
     if _by_kernels(logits):
         from lz_penalty import kernels
 
@@ -52,7 +52,7 @@ def penalise_tokens(logits: Tensor, window: Tensor, rows: RowParameters) -> Tens
 
 
 def penalise_matches(logits: Tensor, matches: Matches, rows: RowParameters, lines: Tensor | None = None) -> Tensor:
-    """As `penalise_window`, by the kernels where there is a GPU."""
+    """As `penalise_window`, with the Triton kernels on a GPU."""
     if _by_kernels(logits):
         from lz_penalty import kernels
 
@@ -61,7 +61,7 @@ def penalise_matches(logits: Tensor, matches: Matches, rows: RowParameters, line
 
 
 def rows_of(parameters: LZParameters | Sequence[LZParameters | None] | RowParameters, logits: Tensor) -> RowParameters:
-    """The parameters of each row. Raises ValueError where there are not as many as rows of logits."""
+    """The parameters of each row. Raises ValueError if their number is not that of the rows of logits."""
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(f"LZ penalty: logits are {logits.dtype} of shape {list(logits.shape)}, not floats of two axes")
     if isinstance(parameters, LZParameters):
@@ -73,14 +73,14 @@ def rows_of(parameters: LZParameters | Sequence[LZParameters | None] | RowParame
 
 
 def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters, lines: Tensor | None = None) -> Tensor:
-    """Take the penalty off the logits, in place, where the matches are known. Returns the logits.
+    """Subtract the penalty from the logits, in place, given the matches. Returns the logits.
 
     Args:
         logits: [batch, vocabulary].
         matches: of the sequences.
         rows: their parameters.
         lines: the row of logits of each sequence, int64; default: the sequences are the rows of logits, in order. Rows
-            of logits that are not named are neither read nor written.
+                of logits that are not listed are neither read nor written.
     """
     if not rows.modes or not len(logits):
         return logits
@@ -90,7 +90,7 @@ def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters, lines
     taken = log2(vocabulary) - _costs(lengths, rows)
     if vocabulary < rows.width + 2:
         taken = taken.clamp_min_(0)
-    # What does not count stands for some token of the vocabulary, and takes nothing off it.
+    # Unused places get some token of the vocabulary, and a penalty of 0.
     at = matches.window.clamp(0, vocabulary - 1)
     counts = (at == matches.window).logical_and_(inside)
     target, index = (logits, at) if lines is None else _as_one_row(logits, at, lines)
@@ -103,7 +103,7 @@ def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters, lines
 
 
 def _as_one_row(logits: Tensor, at: Tensor, lines: Tensor) -> tuple[Tensor, Tensor]:
-    """All logits as one row, and the places in it of tokens of the rows that are named."""
+    """All logits as one row, and the indexes in it of the tokens of the listed rows."""
     count, vocabulary = logits.shape
     stride = logits.stride(0)
     if logits.stride(1) != 1:
@@ -113,7 +113,7 @@ def _as_one_row(logits: Tensor, at: Tensor, lines: Tensor) -> tuple[Tensor, Tens
 
 
 def _costs(lengths: Tensor, rows: RowParameters) -> Tensor:
-    """Bits at each position of the windows, float32; a token costs the least of its positions."""
+    """Bits at each position of the windows, float32; a token's cost is the minimum over its positions."""
     costs = rows.nearness
     if "residual" in rows.modes:
         longest = lengths.amax(1, keepdim=True).clamp_min_(2)
@@ -131,10 +131,10 @@ def _costs(lengths: Tensor, rows: RowParameters) -> Tensor:
 
 
 def _chosen(target: Tensor, index: Tensor, before: Tensor, lengths: Tensor, rows: RowParameters) -> Tensor:
-    """Positions whose token ends a match that is long enough and, in mode *distance*, that are of its longest.
+    """Positions whose match is long enough and, in mode *distance*, is the longest of its token.
 
-    The longest match of each token is found on the logits themselves: they are as wide as the vocabulary, and what
-    stood there is put back. So it costs no memory and no pass over them.
+    The longest match of each token is found in the logits themselves, which are as wide as the vocabulary; their values
+    are then restored. So it needs no memory of that size and no pass over the vocabulary.
     """
     target.scatter_(1, index, -1.0)
     target.scatter_reduce_(1, index, lengths.to(target.dtype).view_as(index), "amax")
@@ -147,14 +147,14 @@ def _chosen(target: Tensor, index: Tensor, before: Tensor, lengths: Tensor, rows
 
 
 class LZPenalty:
-    """The penalty with a state: a step costs the same however long the text is, and no match is looked for again.
+    """The penalty with a state: a step costs the same for any text length, since matches are updated, not searched.
 
-    A row holds the window and the match lengths of one sequence, two rows of whole numbers. Not thread-safe.
+    A row holds the window and the match lengths of one sequence. Not thread-safe.
 
     Args:
-        parameters: of each sequence; None: it gets no penalty.
+        parameters: of each sequence; None: that sequence gets no penalty.
         device: where the logits are.
-        width: tokens a row holds; default: the widest window.
+        width: tokens that a row holds; default: the widest window.
     """
 
     def __init__(
@@ -174,16 +174,16 @@ class LZPenalty:
         self._looks_up = ResidualLookup(self.rows) if ResidualLookup.fits(self.rows) else None
 
     def push(self, tokens: Tensor, active: Tensor | None = None) -> None:
-        """Take one more token of each sequence, int64 [batch]; a row that is not `active` (bool [batch]) waits."""
+        """Append one token to each sequence, int64 [batch]; rows that are not `active` (bool [batch]) do not change."""
         self.matches.push(tokens, self.rows, active)
 
     def restart(self, history: Tensor, *, starts: Tensor | int | None = None, ends: Tensor | int | None = None) -> None:
-        """Begin anew with the tokens so far; arguments as of `penalise`."""
+        """Start again with the tokens so far; arguments as for `penalise`."""
         window = window_of(history, self.rows.width, starts=starts, ends=ends)
         self.matches = Matches.found(window, self.rows)
 
     def replace(self, row: int, parameters: LZParameters | None, history: Sequence[int] = ()) -> None:
-        """Give a row to another sequence, with the tokens that it has already."""
+        """Give a row to another sequence, with its tokens so far."""
         self.parameters[row] = parameters
         self._set_rows(self.rows.width)
         one = RowParameters.of([parameters], self.device, self.rows.width)
@@ -194,7 +194,7 @@ class LZPenalty:
         self.matches = Matches(window, lengths)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Take the penalty off the logits of the next token, in place, [batch, vocabulary]. Returns the logits."""
+        """Subtract the penalty from the logits of the next token, in place, [batch, vocabulary]. Returns the logits."""
         matches, rows = self.matches, rows_of(self.rows, logits)
         if self._looks_up is not None and matches.filled is not None and matches.most < logits.shape[1]:
             return self._looks_up.penalise(logits, matches, matches.filled)

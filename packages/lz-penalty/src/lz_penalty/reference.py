@@ -1,4 +1,4 @@
-"""The penalty's definition, in plain Python: slow, short, and what the other forms are tested against.
+"""The penalty's definition, in plain Python: slow and short; the other implementations are tested against it.
 
 h is the window, the last tokens of a sequence, n of them; position j = 0 is the oldest. A match at j is the longest
 common suffix of h[..j-1] and h[..n-1], the tokens before j and the tokens before the next one, no longer than the
@@ -26,13 +26,13 @@ def match_lengths(window: Sequence[int], lookback: int) -> list[int]:
 def costs(window: Sequence[int], vocabulary: int, parameters: LZParameters) -> dict[int, float]:
     """Bits that each token of the window costs a coder as the next one; others cost log2(vocabulary).
 
-    * *residual*: what the coder needs more than before. A token that extends the longest match of the window, l tokens
-      at the distance d, the nearest of those as long: log2((l-1)(d+1) / (l d)) - 1, if l is at least 2. Any other:
+    * *residual*: bits that the coder needs in addition. A token that extends the longest match of the window, l tokens
+        at the distance d, the nearest of that length: log2((l-1)(d+1) / (l d)) - 1, if l is at least 2. Any other:
       log2 of its nearest distance.
-    * *amortized*: the least over its positions of (log2(d+1) + log2 L) / L, not below 0.
-    * *distance*: log2 of the distance of its longest match, the nearest of those as long.
+    * *amortized*: the minimum over its positions of (log2(d+1) + log2 L) / L, not below 0.
+    * *distance*: log2 of the distance of its longest match, the nearest of that length.
 
-    None costs more than a token that was never seen, so that no repetition is rewarded.
+    No cost exceeds that of an unseen token, so that no repetition is rewarded.
     """
     lengths = match_lengths(window, parameters.lookback)
     longest = max(lengths, default=0)
@@ -51,7 +51,7 @@ def costs(window: Sequence[int], vocabulary: int, parameters: LZParameters) -> d
 
 
 def _residual(positions: Sequence[int], lengths: Sequence[int], longest: int) -> float:
-    """The cost of a token that stands at some positions of the window."""
+    """The cost of a token at these positions of the window."""
     if longest >= 2 and any(lengths[j] == longest for j in positions):
         distance = len(lengths) - max(j for j, length in enumerate(lengths) if length == longest)
         return log2((longest - 1) * (distance + 1) / (longest * distance)) - 1
@@ -59,7 +59,7 @@ def _residual(positions: Sequence[int], lengths: Sequence[int], longest: int) ->
 
 
 def _amortized(distance: int, length: int) -> float:
-    """Bits a token of a match, all of them shared among its tokens."""
+    """Bits a token: the cost of a match divided among its tokens."""
     return (log2(distance + 1) + log2(length)) / length
 
 

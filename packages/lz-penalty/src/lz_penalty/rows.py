@@ -1,4 +1,4 @@
-"""The parameters of a batch, one row a sequence, where the logits are."""
+"""The parameters of a batch as tensors on the logits' device, one row a sequence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,22 +12,22 @@ from lz_penalty.parameters import MODES, LZParameters, Mode
 
 @dataclass(frozen=True)
 class RowParameters:
-    """Columns of shape [batch, 1], and what the host knows of them, so that no step has to ask the device.
+    """Columns of shape [batch, 1], and their bounds on the host, so that no step has to synchronize with the device.
 
     Attributes:
-        strength: float32; 0 where a row gets no penalty.
+        strength: float32; 0 for a row without a penalty.
         window: int32, at most `width`.
         lookback: int32, at most `most_lookback`.
         min_match: int32.
-        mode: int32, the place in `MODES`.
-        place: int32 [batch, width], where a token of a row stands in the row's own window, the oldest at 0.
-        longest: int32 [batch, width], how long a match there can be: `lookback`, or up to its window's left end.
-        one: int32, the number.
-        distances: float32 [width], how far back the tokens of a row stand; `nearness`: their log2.
-        width: tokens a row of the state holds.
+        mode: int32, the index in `MODES`.
+        place: int32 [batch, width], position of a token in its row's own window, the oldest at 0.
+        longest: int32 [batch, width], longest possible match there: `lookback`, or up to its window's left end.
+        one: int32, the number 1.
+        distances: float32 [width], distance of each token from the next one; `nearness`: their log2.
+        width: tokens that a row of the state holds.
         modes: those that occur.
-        most_lookback: of all rows.
-        by_match: whether a row needs the longest match of each token before it can be penalised.
+        most_lookback: maximum over all rows.
+        by_match: whether any row needs the longest match of each token before the penalty.
     """
 
     strength: Tensor
@@ -49,9 +49,9 @@ class RowParameters:
     def of(
         cls, parameters: Sequence[LZParameters | None], device: torch.device | str = "cpu", width: int | None = None
     ) -> "RowParameters":
-        """Put the parameters of sequences where their logits are; None: this sequence gets no penalty.
+        """Put the parameters of sequences on a device; None: that sequence gets no penalty.
 
-        Raises ValueError where a window is wider than `width`, the tokens that a row holds (default: the widest).
+        Raises ValueError if a window is wider than `width`, the tokens that a row holds (default: the widest window).
         """
         every = [each if each is not None else LZParameters(strength=0.0, window=1) for each in parameters]
         width = width if width is not None else max((each.window for each in every), default=1)
@@ -60,7 +60,7 @@ class RowParameters:
                 raise ValueError(f"LZ penalty: a window of {each.window} tokens is asked for, {width} are kept")
 
         def column(values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
-            # From pinned memory it would be asynchronous; it is a few bytes, and only where the batch changes.
+            # Pinned memory would make this asynchronous; it is a few bytes, only when the batch changes.
             return torch.tensor(values, dtype=dtype).unsqueeze(1).to(device, non_blocking=True)
 
         windows = column([each.window for each in every], torch.int32)
@@ -85,11 +85,11 @@ class RowParameters:
         )
 
     def select(self, rows: Tensor) -> "RowParameters":
-        """The parameters of some rows, int64 [count], in that order; what the host knows holds for all of them."""
+        """The parameters of some rows, int64 [count], in that order; the bounds on the host stay valid."""
         return self.each(lambda column: column[rows])
 
     def first(self, count: int, modes: frozenset[Mode], most_lookback: int, by_match: bool) -> "RowParameters":
-        """The parameters of the first rows, and what the host knows of these."""
+        """The parameters of the first rows, with their bounds."""
         found = self.each(lambda column: column[:count])
         return replace(found, modes=modes, most_lookback=most_lookback, by_match=by_match)
 
@@ -98,7 +98,7 @@ class RowParameters:
         return [getattr(self, name) for name in _BY_ROW]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "RowParameters":
-        """The same with what a function makes of each of `tensors`."""
+        """The same parameters, with a function applied to each of `tensors`."""
         changed: dict[str, Any] = {name: change(getattr(self, name)) for name in _BY_ROW}
         return replace(self, **changed)
 

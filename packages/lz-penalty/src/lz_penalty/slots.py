@@ -1,8 +1,8 @@
-"""The state of sequences that come, go and wait: windows, match lengths and parameters, a slot for each that is there.
+"""The state of sequences that come, go and wait: windows, match lengths and parameters, a slot for each sequence.
 
-All that changed between two steps is written at once, so an arrival costs the width of a window. Slots are kept
-without holes: where one ends, the last takes its place. So a step works on what is there and on no more, and the
-memory shrinks again after a burst.
+All changes between two steps are written at once, so an arrival costs the width of a window. Slots have no gaps: when
+one ends, the last takes its place. So a step works only on present sequences, and the memory shrinks again after a
+burst.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ LEAST_SLOTS = 8
 
 @dataclass(frozen=True)
 class Joining:
-    """A sequence that begins in a slot, or begins anew there.
+    """A sequence that starts, or starts again, in a slot.
 
     Attributes:
         parameters: of the penalty.
-        tokens: that it has already; only its last ones are read.
+        tokens: its tokens so far; only the last ones are read.
     """
 
     parameters: LZParameters
@@ -35,7 +35,7 @@ class Joining:
 
 
 class Slots:
-    """The state of the sequences that are there. Not thread-safe.
+    """The state of the present sequences. Not thread-safe.
 
     Args:
         device: where the logits are.
@@ -48,7 +48,7 @@ class Slots:
         """Slots in use: those from 0 on."""
         self._parameters: list[LZParameters] = []
         self._known = ParameterCount()
-        # Windows lie in twice their width, and move on by one a step: tokens are copied once in a window's width.
+        # Buffers have twice the window's width, as a window moves by one a step: this copies tokens once in a width.
         self._windows = torch.empty((0, 2 * width), dtype=torch.int64, device=self.device)
         self._lengths = torch.empty((0, width), dtype=torch.int32, device=self.device)
         self._columns = RowParameters.of([], self.device, width)
@@ -57,7 +57,7 @@ class Slots:
 
     @property
     def capacity(self) -> int:
-        """Slots that there is memory for."""
+        """Number of slots with allocated memory."""
         return len(self._windows)
 
     @property
@@ -74,7 +74,7 @@ class Slots:
         return Matches(window, self._lengths[: self.count])
 
     def leave(self, slots: Sequence[int]) -> list[tuple[int, int]]:
-        """End the sequences of some slots. Returns who took their places: pairs of the slot before and the one now."""
+        """End the sequences of some slots. Returns the moves that fill the gaps: pairs of old and new slot."""
         gone = set(slots)
         if not gone:
             return []
@@ -96,7 +96,7 @@ class Slots:
         return list(zip(movers, holes, strict=True))
 
     def join(self, sequences: Sequence[Joining]) -> range:
-        """Take sequences in; their slots, in order."""
+        """Add sequences; returns their slots, in order."""
         begin = self.count
         wanted = begin + len(sequences)
         if wanted > self.capacity:
@@ -109,11 +109,11 @@ class Slots:
         return range(begin, wanted)
 
     def renew(self, slots: Sequence[int], sequences: Sequence[Joining]) -> None:
-        """Begin some slots anew, with the same parameters."""
+        """Start some slots again, with the same parameters."""
         self._write(slots, sequences)
 
     def push(self, tokens: Sequence[int], waiting: Sequence[int] = ()) -> None:
-        """Take one more token of each slot in use; the slots of those that wait stay as they are."""
+        """Append one token to each slot in use; the slots in `waiting` do not change."""
         wait = self._index(waiting) if waiting else None
         before = (self.matches.window[wait], self._lengths[wait]) if wait is not None else None
         new = torch.tensor(tokens).to(self.device, non_blocking=True)
@@ -128,13 +128,13 @@ class Slots:
             self._windows[wait, self._end - self.width : self._end], self._lengths[wait] = before
 
     def _write(self, slots: Sequence[int], sequences: Sequence[Joining]) -> None:
-        """Put windows, lengths and parameters of all these into their slots, in one go."""
+        """Write windows, lengths and parameters of all these into their slots at once."""
         if not sequences:
             return
         at: Tensor | slice = self._index(slots)
         if isinstance(slots, range):
-            at = slice(slots.start, slots.stop)  # without a copy of what is written
-        # Of one kind, as those of a burst are, they are written as one row, which is spread.
+            at = slice(slots.start, slots.stop)  # a slice makes no copy of the values
+        # Sequences with equal parameters, as in a burst, are written as one row that is broadcast.
         kinds = {each.parameters for each in sequences}
         written = [next(iter(kinds))] if len(kinds) == 1 else [each.parameters for each in sequences]
         rows = RowParameters.of(written, self.device, self.width)
@@ -160,7 +160,7 @@ class Slots:
         return torch.tensor(list(slots), dtype=torch.int64).to(self.device, non_blocking=True)
 
     def _resize(self, capacity: int) -> None:
-        """Make memory for `capacity` slots; the contents of those in use are kept."""
+        """Allocate `capacity` slots; the contents of those in use are kept."""
         kept = min(self.count, len(self._windows))
 
         def moved(tensor: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Slots:
 
 
 class ParameterCount:
-    """Values among the parameters of sequences that come and go."""
+    """Counts the parameter values of sequences that come and go."""
 
     def __init__(self) -> None:
         self._modes: Counter[Mode] = Counter()
@@ -182,24 +182,24 @@ class ParameterCount:
         self._by_match = 0
 
     def remember(self, parameters: LZParameters, count: int = 1) -> None:
-        """Count `count` more sequences with these."""
+        """Count `count` more sequences with these parameters."""
         if parameters.strength > 0:
             self._modes[parameters.mode] += count
         self._lookbacks[parameters.lookback] += count
         self._by_match += count * parameters.by_match
 
     def forget(self, parameters: LZParameters) -> None:
-        """One fewer has these."""
+        """Count one sequence fewer with these parameters."""
         self.remember(parameters, -1)
 
     def said(self) -> tuple[frozenset[Mode], int, bool]:
-        """Modes that occur, the longest look-back, and whether any needs the longest match of each token."""
+        """Modes in use, the longest look-back, and whether any needs the longest match of each token."""
         lookback = max((lookback for lookback, count in self._lookbacks.items() if count), default=1)
         return frozenset(mode for mode, count in self._modes.items() if count), lookback, self._by_match > 0
 
 
 def put_last(row: "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]", tokens: Sequence[int]) -> None:
-    """Put the last tokens at the right end of a row. An array's memory is read as it is, without a number a token."""
+    """Put the last tokens at the right end of a row. An array's memory is read directly, without Python integers."""
     found = last_tokens(tokens, len(row))
     if len(found):
         row[len(row) - len(found) :] = found

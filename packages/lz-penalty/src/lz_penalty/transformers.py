@@ -15,22 +15,22 @@ from lz_penalty.penalty import LZPenalty, penalise
 
 
 class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
-    """Takes the LZ penalty off the scores of each step. Make one for each call of `generate`.
+    """Subtracts the LZ penalty from the scores of each step. Make one for each call of `generate`.
 
-    It sees all tokens at each step. On a CPU it compares the last of them with those of the step before: where they
-    went on by one, its state goes on; where beams changed places or candidates were taken back, it begins anew. On a
-    GPU, where looking would hold the device up, matches are found anew at each step.
+    It gets all tokens at each step. On a CPU it compares the last of them with those of the previous step: if one token
+    was appended, it updates its state; if beams changed places or candidates were taken back, it starts again. On a
+    GPU, where comparing would wait for the device, matches are computed anew at each step.
 
-    The prompt ends where the first step finds the end of the tokens. A later call of `generate` is told by its other
-    prompt; one that goes on with an output, as it is, counts that output as its own.
+    The prompt ends at the end of the first step's tokens. A later call of `generate` is recognised by its different
+    prompt; a call that continues an output unchanged counts that output as generated.
 
     Args:
-        parameters: one for all sequences, or one a sequence of the batch, which its beams share.
+        parameters: one for all sequences, or one for each sequence of the batch, which its beams share.
         prompt_length: tokens of the prompt, padding included; default: those of the first step.
-        include_prompt: whether the window reaches back into the prompt.
+        include_prompt: whether the window includes the end of the prompt.
     """
 
-    # transformers drops a processor that says so, with a warning, and does not run it on what it does not understand.
+    # transformers drops a processor that says so, with a warning, instead of running it in continuous batching.
     supports_continuous_batching = False
 
     def __init__(
@@ -48,13 +48,13 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         self._prompt_end = self._before
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return penalised scores; the given ones stay as they are.
+        """Return penalised scores; the input is unchanged.
 
         Args:
             input_ids: all tokens so far, [batch, length].
             scores: of the next token, [batch, vocabulary].
 
-        Raises ValueError where rows are not sequences, as in continuous batching.
+        Raises ValueError if rows are not sequences, as in continuous batching.
         """
         if input_ids.ndim != 2 or scores.ndim != 2:
             raise ValueError(
@@ -69,7 +69,7 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return penalty.apply(penalised)
 
     def _follow(self, input_ids: Tensor) -> LZPenalty:
-        """Bring the state to these tokens."""
+        """Update the state to these tokens."""
         batch, length = input_ids.shape
         known, width = self._before.shape[0] == batch and self._penalty is not None, self._width()
         went_on = known and length == self._length + 1
@@ -87,11 +87,11 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return penalty
 
     def _same_before(self, input_ids: Tensor, width: int) -> bool:
-        """True if the tokens before the newest are those of the step before; not checked on a GPU."""
+        """True if the tokens before the newest are those of the previous step; not checked on a GPU."""
         return on_accelerator(input_ids) or torch.equal(self._before, input_ids[:, :-1][:, -width:])
 
     def _same_generation(self, input_ids: Tensor, width: int) -> bool:
-        """True if these tokens begin with the prompt of the step before, and are at most one longer."""
+        """True if these tokens start with the prompt of the previous step, and are at most one longer."""
         if self._prompt_given is not None:
             return True
         if not self._prompt <= input_ids.shape[1] <= self._length + 1:
@@ -99,13 +99,13 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return torch.equal(self._prompt_end, input_ids[:, : self._prompt][:, -width:])
 
     def _begin(self, input_ids: Tensor, width: int) -> None:
-        """Take the tokens there are for the prompt."""
+        """Take all present tokens as the prompt."""
         self._prompt = input_ids.shape[1] if self._prompt_given is None else self._prompt_given
         self._prompt_end = input_ids[:, : self._prompt][:, -width:].clone()
         self._penalty = None
 
     def _new(self, input_ids: Tensor) -> LZPenalty:
-        """Raises ValueError where the sequences are no multiple of the parameters."""
+        """A new state. Raises ValueError if the number of sequences is no multiple of that of the parameters."""
         batch = len(input_ids)
         if isinstance(self._parameters, LZParameters):
             return LZPenalty([self._parameters] * batch, input_ids.device)
@@ -115,7 +115,7 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return LZPenalty([each for each in self._parameters for _ in range(beams)], input_ids.device)
 
     def _width(self) -> int:
-        """Tokens to compare: as many as the widest window has."""
+        """Number of tokens to compare: the widest window."""
         if isinstance(self._parameters, LZParameters):
             return self._parameters.window
         return max((each.window for each in self._parameters if each is not None), default=1)

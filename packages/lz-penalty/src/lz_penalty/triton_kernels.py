@@ -1,7 +1,7 @@
-"""The kernels themselves. Importing this imports Triton; `kernels` does so at the first use."""
+"""The kernels. Importing this module imports Triton; `kernels` imports it at the first use."""
 
 # mypy: ignore-errors
-# Triton reads these functions as source in its own language; to Python's types they mean nothing.
+# Triton compiles the source of these functions; Python's types do not apply to it.
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def lengths(window, out, lookback, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr):
-    """Match lengths of one row of a window, found anew."""
+    """Match lengths of one row of a window, computed anew."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     there = place < WIDTH
@@ -19,7 +19,7 @@ def lengths(window, out, lookback, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MOS
     found = tl.zeros([BLOCK], tl.int32)
     for back in range(1, MOST + 1):
         last = tl.load(window + WIDTH - back, mask=back <= WIDTH, other=-1)
-        # Beside the window stands what equals nothing, -2.
+        # Outside the window is -2, which equals no token.
         before = tl.load(window + place - back, mask=there & (place >= back), other=-2)
         alive = alive & (before == last) & (back <= most)
         found += alive.to(tl.int32)
@@ -45,7 +45,7 @@ def penalty(
     AMORTIZED: tl.constexpr,
     DISTANCE: tl.constexpr,
 ):
-    """Take the penalty off the row of logits of one sequence."""
+    """Subtract the penalty from the row of logits of one sequence."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     window += row * window_stride
@@ -64,7 +64,7 @@ def penalty(
     top = tl.maximum(longest, 2).to(tl.float32)
     extended = tl.log2((top - 1) / top * (1 + 1 / nearest)) - 1
 
-    # For each place, over all places of the same token: the least cost, the longest match, and the newest place.
+    # For each position, over all positions of the same token: the minimum cost, longest match, and newest position.
     cost = tl.full([BLOCK], float("inf"), tl.float32)
     best = tl.full([BLOCK], -1, tl.int32)
     newest = tl.full([BLOCK], -1, tl.int32)
@@ -81,7 +81,7 @@ def penalty(
         other_cost = tl.where(mode == AMORTIZED, shared, residual)
         same = (token[:, None] == other_token[None, :]) & other_counts[None, :]
         cost = tl.minimum(cost, tl.min(tl.where(same, other_cost[None, :], float("inf")), axis=1))
-        # Length and place as one number: the longest match, and the nearest of those as long.
+        # Length and position as one number: the longest match, and the nearest of equal length.
         rank = tl.where(same, other_length[None, :] * BLOCK + other[None, :], -1)
         best = tl.maximum(best, tl.max(rank, axis=1))
         newest = tl.maximum(newest, tl.max(tl.where(same, other[None, :], -1), axis=1))

@@ -1,4 +1,4 @@
-"""The requests of a vLLM batch, as its two interfaces tell them, and the penalty on them. Imports no vLLM."""
+"""The requests of a vLLM batch in its two interfaces, and the penalty on them. Imports no vLLM."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lz_penalty.rows import RowParameters
 from lz_penalty.slots import Joining, ParameterCount, Slots
 
 _CATCH_UP = 4
-"""Tokens that a request may be behind before its matches are found anew."""
+"""A request that is more tokens behind than this has its matches computed anew."""
 _NOT_YET = -1
 """No slot."""
 
@@ -26,9 +26,9 @@ class _Request:
     Attributes:
         parameters: of the penalty.
         output: its output tokens; vLLM's own list, which grows.
-        row: of the logits; none once it has ended.
+        row: of the logits; none after it has ended.
         slot: of the state.
-        taken: how many of the tokens the state has.
+        taken: number of its tokens that the state has.
     """
 
     parameters: LZParameters
@@ -38,23 +38,23 @@ class _Request:
     taken: int = 0
 
     def known(self) -> int:
-        """Number of known tokens. With asynchronous scheduling the last may still be a placeholder, below 0."""
+        """Number of known tokens. With asynchronous scheduling the last may still be a placeholder below 0."""
         count = len(self.output)
         while count > self.taken and self.output[count - 1] < 0:
             count -= 1
         return count
 
     def begun(self, width: int) -> Joining:
-        """The request as it is now, for a slot of `width` tokens."""
+        """The request as it is now, for a slot with a window of `width` tokens."""
         self.taken = self.known() if self.output else 0
         return Joining(self.parameters, self.output[max(0, self.taken - width) : self.taken])
 
 
 class StepBatch:
-    """V1: rows of logits are requests, which change places; their output tokens are lists on the host.
+    """V1: rows of logits are requests, which change rows; their output tokens are lists on the host.
 
-    Changes are noted as they are told, and made at the next step, all at once. A request has a slot of the state, of
-    which there are as many as requests that ask; which row it has in the logits is told with each step.
+    Changes are recorded as they are reported, and applied at the next step, all at once. Only requests with a penalty
+    have a slot of the state; the row of each slot is given at each step.
 
     Args:
         device: where the logits are.
@@ -77,7 +77,7 @@ class StepBatch:
             self._release(self._requests.pop(row, None))
 
     def add(self, row: int, parameters: LZParameters | None, output: Sequence[int]) -> None:
-        """A request has come; one that stood in the row has ended."""
+        """A request has arrived; an earlier one in that row has ended."""
         self._release(self._requests.pop(row, None))
         if parameters is not None:
             request = self._requests[row] = _Request(parameters, output, row)
@@ -85,7 +85,7 @@ class StepBatch:
         self._notified = True
 
     def move(self, first: int, second: int, *, swap: bool) -> None:
-        """A request has moved to a second row; what stood there came back, or has ended."""
+        """A request has moved to another row; the request there moved to its old row, or has ended."""
         moved, met = self._requests.pop(first, None), self._requests.pop(second, None)
         if moved is not None:
             self._requests[second], moved.row = moved, second
@@ -96,7 +96,7 @@ class StepBatch:
         self._notified = True
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Take in what was sampled since the last step, and penalise."""
+        """Append the tokens sampled since the last step, and penalise."""
         if not self._requests:
             if self._gone:
                 self._settle()
@@ -109,9 +109,9 @@ class StepBatch:
         return penalise_matches(logits, self.slots.matches, self.slots.rows, self._lines)
 
     def _settle(self) -> None:
-        """Let go of the slots of those that have ended, and give slots to those that have come."""
+        """Free the slots of ended requests, and give slots to new ones."""
         for before, slot in self.slots.leave([request.slot for request in self._gone]):
-            # Those that move are the last ones, in order, and the list is cut behind them.
+            # The moved ones are the last, in order, and the list is cut after them.
             self._in_slots[slot] = self._in_slots[before]
             self._in_slots[slot].slot = slot
         del self._in_slots[self.slots.count :]
@@ -125,14 +125,14 @@ class StepBatch:
         self._notified = True
 
     def _place(self, count: int) -> None:
-        """Find which row of the logits each slot has; none need be named where they are the same."""
+        """Find the row of logits of each slot; no list is needed if they are equal."""
         lines = [request.row for request in self._in_slots]
         as_they_are = lines == list(range(count))
         self._lines = None if as_they_are else torch.tensor(lines).to(self.slots.device, non_blocking=True)
         self._notified = False
 
     def _take(self) -> None:
-        """Push new tokens, one of each request at a time; that is one push a step."""
+        """Append new tokens, one for each request at a time, usually one push a step."""
         anew, most = [], 0
         ahead = []
         for request in self._in_slots:
@@ -163,9 +163,9 @@ class StepBatch:
 
 
 class SlotBatch:
-    """V2: requests have slots, with all of their tokens on the device; rows of logits are told at each step.
+    """V2: requests have slots, with all their tokens on the device; the rows of logits are given at each step.
 
-    Under speculative decoding a request has a row for each draft token, which is known only as this step's input.
+    Under speculative decoding a request has a row for each draft token, which is only known as this step's input.
 
     Args:
         requests: vLLM's state of the requests; only read.
@@ -182,7 +182,7 @@ class SlotBatch:
         self._stale: dict[int, LZParameters | None] = {}
 
     def add(self, slot: int, parameters: LZParameters | None) -> bool:
-        """A request got a slot. Returns whether it asked for the penalty."""
+        """A request got a slot. Returns True if it asked for the penalty."""
         before = self._parameters[slot]
         if before != parameters:
             for each, count in ((before, -1), (parameters, 1)):
@@ -192,7 +192,7 @@ class SlotBatch:
         return parameters is not None
 
     def flush(self) -> None:
-        """Put the parameters that are new where the logits are, all at once."""
+        """Copy new parameters to the device, all at once."""
         if not self._stale:
             return
         new = RowParameters.of([*self._stale.values()], self._requests.device, self._width)
@@ -211,7 +211,7 @@ class SlotBatch:
         return penalise_tokens(logits, self._window(slots, ctx), self._rows.select(slots))
 
     def _window(self, slots: Tensor, ctx: Any) -> Tensor:
-        """The last output tokens of each row: committed ones, and behind them those that this step feeds."""
+        """The last output tokens of each row: committed ones, then those that this step feeds."""
         tokens = self._requests.all_token_ids.gpu
         position = ctx.pos.to(torch.int64).unsqueeze(1)
         place = position + torch.arange(1 - self._width, 1, device=position.device)

@@ -1,17 +1,17 @@
 """Batch inference: a head process that shares the rows of a file among OpenAI-compatible servers that come and go.
 
-What decides is pure: `rows` reads a line and writes a result, `pool` says which worker gets a row and whom to trust,
-`answers` what an answer says and `retries` whose fault it may be that there is none, `streams` puts one together,
-`records` which rows a journal has and whose it is, `members` what a list of workers says, `circles` which answers run
-in circles, `tally` what has happened so far, `account` what it costs.
+Pure modules: `rows` reads a line and writes a result; `pool` chooses the worker for a row and decides which workers are
+trusted; `answers` reads an answer and `retries` judges a failed one; `streams` joins the parts of a streamed answer;
+`records` encodes the journal; `members` parses a list of workers; `circles` detects answers that loop; `tally` counts
+what has happened so far; `account` computes the cost.
 
-What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `again` takes error
-rows out of it, `sending` speaks HTTP, `judging/` finds out whose fault it is, `head` runs the job, `attendance` and
-`control` follow who belongs to the pool (a file; HTTP), `servers/` starts workers, or announces them to a head,
-`progress` and `report` show it. `job` ties them together. Imports no torch.
+Modules with input and output: `places` opens files, `scanning` reads the input, `journal` keeps results, `again` takes
+error rows out of the journal, `sending` speaks HTTP, `judging/` decides which side is at fault, `head` runs the job,
+`attendance` and `control` follow the membership of the pool (by a file; by HTTP), `servers/` starts or registers
+workers, `progress` and `report` show the job. `job` ties them together. Imports no torch.
 
-A row may be sent more than once; it has exactly one result, since the output is made from the first line that the
-journal has of it.
+A row may be sent more than once. It has exactly one result, since the output is made from the first line that the
+journal has for the row.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Lazy: the command line imports this package to show one line of help.
-    name = {"BatchWords": "BatchOptions", "WorkerWords": "WorkerOptions"}.get(name, name)  # as they were called
+    name = {"BatchWords": "BatchOptions", "WorkerWords": "WorkerOptions"}.get(name, name)  # the former names
     if name not in _HOMES:
         raise AttributeError(f"module 'regrow_batch' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Error rows that are sent again: taken out of the journal, or out of the output of a batch that is done."""
+"""Sends error rows again: removes them from the journal, or from the output of a finished batch."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,14 +21,14 @@ class _Numbered(msgspec.Struct):
 
 
 def send_again(journal: Journal, output: str, reasons: Iterable[str]) -> Counter[str]:
-    """Let a journal have all results but those of error rows with these reasons; how many these are, by reason.
+    """Remove the error rows with these reasons from a journal; returns their numbers, by reason.
 
     Args:
-        journal: of a batch that is done, or under way.
-        output: where the results are once it is done.
-        reasons: codes of errors; `every`; or `not-theirs`: those of which it is not known to be the row's own fault.
+        journal: of a finished or an unfinished batch.
+        output: the file of the results of a finished batch.
+        reasons: error codes; `every`; or `not-theirs`: error rows that are not known to be at fault themselves.
 
-    Raises `UsageError` where no error row has a reason that is asked for, `BatchStopped` where there is no room.
+    Raises `UsageError` if no error row has one of the reasons, `BatchStopped` if the disk is full.
     """
     wanted = set(reasons)
     left_out: Counter[str] = Counter()
@@ -60,7 +60,7 @@ def _is_wanted(code: str, wanted: set[str], *, own: bool) -> bool:
 
 
 def _results(journal: Journal, output: str) -> Iterator[tuple[int, bytes]]:
-    """Each row's number and result. Of a row with two in the journal the first counts: others are passed over."""
+    """Each row's number and result. Of two results of a row in the journal the first counts, later ones are skipped."""
     if not journal.head.rows or journal.head.kept:
         seen: set[int] = set()
         for number, _, result in journal.rows():

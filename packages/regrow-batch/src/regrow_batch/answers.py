@@ -1,4 +1,4 @@
-"""An answer of a worker as far as it is looked into: what it says, what it has cost, what it says went wrong. Pure."""
+"""A worker's answer, as far as this package reads it: texts, token counts, errors. Pure."""
 
 import json
 import re
@@ -21,12 +21,12 @@ class Answer(msgspec.Struct):
 
     @property
     def tokens(self) -> "Tokens":
-        """Cost of the answer, if it says."""
+        """Token counts of the answer, if it has any."""
         return self.usage.tokens if self.usage is not None else Tokens()
 
 
 class AnswerText(msgspec.Struct):
-    """A message of a chat."""
+    """The message of a chat choice."""
 
     content: Any = None
     reasoning: Any = None
@@ -48,14 +48,14 @@ class AnswerChoice(msgspec.Struct):
 
     @property
     def texts(self) -> list[str]:
-        """All that it says, thoughts too."""
+        """All texts, the reasoning included."""
         said = self.message
         parts = [self.text] if said is None else [said.content, said.reasoning or said.reasoning_content, said.refusal]
         return [part for part in parts if isinstance(part, str) and part]
 
     @property
     def says_something(self) -> bool:
-        """True if it contains anything that could have been asked for."""
+        """True if it contains anything that a row may have asked for."""
         said = self.message
         more = () if said is None else (said.tool_calls, said.function_call, said.audio, said.content)
         return bool(self.texts) or any(more)
@@ -70,7 +70,7 @@ class _Thought(msgspec.Struct):
 
 
 class Tokens(msgspec.Struct):
-    """Counts of tokens: `prompt`, of these `cached`; `answer`, of these `reasoning`."""
+    """Token counts: `prompt`, of which `cached`; `answer`, of which `reasoning`."""
 
     prompt: int = 0
     cached: int = 0
@@ -78,7 +78,7 @@ class Tokens(msgspec.Struct):
     reasoning: int = 0
 
     def add(self, more: "Tokens") -> None:
-        """Add others to them."""
+        """Add other counts."""
         self.prompt += more.prompt
         self.cached += more.cached
         self.answer += more.answer
@@ -86,7 +86,7 @@ class Tokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Cost of a row, in tokens."""
+    """Token counts of a row."""
 
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -95,7 +95,7 @@ class Usage(msgspec.Struct):
 
     @property
     def tokens(self) -> Tokens:
-        """All of it."""
+        """The counts in one structure."""
         cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else 0
         details = self.completion_tokens_details
         thought = details.reasoning_tokens if details is not None else 0
@@ -104,14 +104,14 @@ class Usage(msgspec.Struct):
 
 
 NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of reading what is no JSON, or JSON in which lists and objects stand thousands deep."""
+"""Errors of decoding bytes that are not JSON, or JSON that is nested thousands of levels deep."""
 _LONGEST_CODE = 6
 _LONGEST_INT = 4000
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _ESCAPES = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|" + _HALF.pattern + rb"|\\.")
-"""Of JSON: a character in two halves, half a one, or any other."""
+"""JSON escapes: a surrogate pair, half of one, or any other escape."""
 _DEPTH = 100
-"""Lists and objects within each other that an answer may have: it is read again as a part of others."""
+"""Deepest nesting of an answer, which is decoded again as a part of other JSON."""
 _AROUND = b"[" * _DEPTH, b"]" * _DEPTH
 
 
@@ -124,7 +124,7 @@ class _Complaint(msgspec.Struct):
 
 
 def said_wrong(body: bytes) -> tuple[int, str] | None:
-    """The code and the message of a JSON that says that something went wrong; None: it does not say so."""
+    """The code and the message of a JSON error; None: the body reports no error."""
     try:
         complaint = msgspec.json.decode(body, type=_Complaint)
     except NOT_READ:
@@ -146,7 +146,7 @@ def said_wrong(body: bytes) -> tuple[int, str] | None:
 
 
 def read_answer(body: bytes | msgspec.Raw) -> Answer | None:
-    """An answer that is a JSON object; None: it is something else, an HTML page for example."""
+    """An answer that is a JSON object; None: it is something else, for example an HTML page."""
     try:
         answer = msgspec.json.decode(body, type=Answer)
     except msgspec.ValidationError:
@@ -157,7 +157,7 @@ def read_answer(body: bytes | msgspec.Raw) -> Answer | None:
 
 
 def _is_text(body: bytes) -> bool:
-    """True if it is UTF-8 and not too deep, of fields that are passed over too: a line is made of all of it."""
+    """True if all of it, skipped fields too, is UTF-8 and not nested too deep: a result line contains all of it."""
     try:
         body.decode()
         if body.count(b"[") + body.count(b"{") > _DEPTH:
@@ -168,7 +168,7 @@ def _is_text(body: bytes) -> bool:
 
 
 def _read_in_part(body: bytes) -> Answer | None:
-    """Sound JSON in another shape, of an endpoint whose answers are not looked into: what of it can be read."""
+    """Read the known fields of valid JSON in another shape, from an endpoint whose answers are not checked."""
     try:
         fields = msgspec.json.decode(body)
     except NOT_READ:
@@ -181,12 +181,12 @@ def _read_in_part(body: bytes) -> Answer | None:
             msgspec.convert({name: value}, Answer)
             kept[name] = value
         except (msgspec.ValidationError, TypeError):
-            continue  # that field has another shape: the others still say what they say
+            continue  # that field has another type; the other fields remain usable
     return msgspec.convert(kept, Answer)
 
 
 def readable(body: bytes) -> bytes:
-    """An answer without a byte order mark, and with U+FFFD where an escape stands for half a character alone."""
+    """An answer without a byte order mark, and with U+FFFD for an escape that is half a surrogate pair."""
     body = body.removeprefix(BOM_UTF8)
     if not _HALF.search(body):
         return body
@@ -194,16 +194,16 @@ def readable(body: bytes) -> bytes:
 
 
 def read_result(line: bytes) -> Any:
-    """All of a line that this package has written."""
+    """Decode a line that this package has written."""
     try:
         return msgspec.json.decode(line)
     except msgspec.ValidationError:
-        # A number beyond all bounds, in what a worker said beside its answer; Python's `int` refuses long ones.
+        # Huge integers, in other fields of a worker's answer, become floats, since Python's `int` refuses long ones.
         return json.loads(line, parse_int=lambda text: int(text) if len(text) <= _LONGEST_INT else float(text))
 
 
 def is_sound(body: bytes) -> bool:
-    """True if it is JSON."""
+    """True if it is valid JSON."""
     try:
         msgspec.json.decode(body)
     except NOT_READ:

@@ -1,4 +1,4 @@
-"""Changes of the pool from outside: by a file, by commands, by signals, by workers themselves."""
+"""Changes the pool at the request of others: by a list file, by commands, by signals, by the workers themselves."""
 
 import asyncio
 import time
@@ -12,19 +12,19 @@ from regrow_batch.pool import Pool
 
 LOOK_S: Seconds = 0.5
 RENEW_S: Seconds = 2.0
-"""Between two announcements of a worker that announces itself."""
+"""Interval at which a worker renews its registration."""
 LEASE_S: Seconds = 10.0
-"""Time that it belongs after the last one."""
+"""Time that a worker belongs to the pool after its last renewal."""
 
 
 class Attendance:
-    """Keeps a pool as it is told.
+    """Changes a pool at the request of others.
 
     Args:
-        pool: which.
-        grace: how long a worker that has to go may take for the rows it has.
+        pool: the pool.
+        grace: time for the rows of a worker that must leave.
         changed: called after each change.
-        say: told in a sentence what has changed.
+        say: prints a sentence about each change.
     """
 
     def __init__(self, pool: Pool, *, grace: Seconds, changed: Callable[[], None], say: Callable[[str], None]) -> None:
@@ -33,23 +33,23 @@ class Attendance:
         self._stamp: tuple[int, int, int] | None = None
         self._was_empty = False
         self.leases: dict[str, Instant] = {}
-        """Until when workers belong that have announced themselves."""
+        """End of each registered worker's lease."""
         self._sent_away: set[str] = set()
 
     def join(self, url: str, cap: int = 0) -> None:
-        """Take a worker in, or back."""
+        """Add a worker, or take one back."""
         self._sent_away.discard(url)
         self._pool.join(url, time.monotonic(), cap=cap)
         self._changed()
 
     def renew(self, url: str, cap: int, lease: Seconds, *, again: bool) -> bool:
-        """A worker announces itself. False: it was asked to go, and has left.
+        """Register a worker or renew its lease. False: it was asked to leave, and has left.
 
         Args:
-            url: of the worker.
-            cap: rows at once; 0: the pool's.
-            lease: time for which it belongs.
-            again: whether it has said so before: then it does not come back from being asked to go.
+            url: the worker's address.
+            cap: most rows at once; 0: the pool's.
+            lease: time that it belongs to the pool.
+            again: it has registered before: then it does not rejoin after it was asked to leave.
         """
         if again and url in self._sent_away and url not in self._pool.workers:
             self.leases.pop(url, None)
@@ -62,7 +62,7 @@ class Attendance:
         return True
 
     def end_leases(self, now: Instant) -> None:
-        """Ask those to go that have not renewed their leases."""
+        """Ask the workers to leave whose leases have expired."""
         for url in [url for url, until in self.leases.items() if until <= now]:
             del self.leases[url]
             if url not in self._sent_away:
@@ -70,7 +70,7 @@ class Attendance:
                 self._leave(url, self._grace)
 
     async def watch_leases(self) -> None:
-        """Look for them at intervals. Time in which this process stood still is no fault of theirs."""
+        """Check the leases at intervals. Time in which this process was suspended extends them."""
         looked = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -81,7 +81,7 @@ class Attendance:
             self.end_leases(now)
 
     def drain(self, url: str, grace: Seconds | None = None, *, leased: bool = False) -> bool:
-        """Ask a worker to go. False: it is not here. `leased`: it asks for it itself."""
+        """Ask a worker to leave. False: it is not in the pool. `leased`: the worker itself asks."""
         if leased:
             self.leases.pop(url, None)
         elif url in self.leases:
@@ -94,7 +94,7 @@ class Attendance:
         return left
 
     def follow_list(self, members: Mapping[str, int]) -> None:
-        """Take in who is new in a list, and ask those to go who are no longer in it. Others are left as they are."""
+        """Add the new workers of a list, and ask those to leave that are no longer in it; others are unchanged."""
         for url in [url for url in self._listed if url not in members]:
             self._say(f"worker {url} is no longer listed: it may finish its rows within {self._grace:g} s")
             self.drain(url)
@@ -105,7 +105,7 @@ class Attendance:
         self._listed = dict(members)
 
     def look_again(self, path: Path) -> None:
-        """Read the file, also where it seems the same: what a signal asks for."""
+        """Read the file even if it seems unchanged, as a signal requests."""
         self._stamp = None
         try:
             self.look(path)
@@ -125,7 +125,7 @@ class Attendance:
             raise UsageError(f"the list of workers {path} cannot be read: {reason}") from error
         members = read_list(text, str(path))
         if not members and self._listed and not self._was_empty:
-            # Most likely it is just being written; if it is empty the next time too, it is meant.
+            # The file is probably being written. If it is still empty next time, it is meant to be.
             self._was_empty = True
             return
         self._was_empty = False
@@ -133,7 +133,7 @@ class Attendance:
         self.follow_list(members)
 
     async def watch(self, path: Path) -> None:
-        """Follow a file; while it cannot be read or understood, workers stay as they are, which is said once."""
+        """Follow a file. While it cannot be read or parsed, workers stay as they are, which is reported once."""
         reported = ""
         while True:
             await asyncio.sleep(LOOK_S)

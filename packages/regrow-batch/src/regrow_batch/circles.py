@@ -1,6 +1,6 @@
-"""Tells answers that run in circles, of which only the text is known. Pure.
+"""Detects answers that loop, from their text alone. Pure.
 
-Pieces of the text stand for tokens. What a loop is, `lz_penalty.detector` says.
+Pieces of the text take the place of tokens. `lz_penalty.detector` defines a loop.
 """
 
 import re
@@ -9,16 +9,16 @@ from lz_penalty.detector import ExactLoop, exact_loop, examine
 
 SEEN_PIECES = 4096
 SEEN_CHARACTERS = 16 * SEEN_PIECES
-"""Pieces at the end that are looked at."""
+"""Length of the examined end of an answer."""
 LOOK_EVERY = 64
-"""Pieces between two looks at an answer that is under way."""
+"""Pieces between two checks of an unfinished answer."""
 SURE_PERIODS = 16
 SURE_PIECES = 256
-"""Loop length that ends an answer early: more than makes one degenerate at its end, since it might still go on well."""
+"""Loop length that ends an answer early: longer than for a finished one, since the text might still leave the loop."""
 _KEPT_PIECES = 2048
 _LONGEST_WORD = 24
 _WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
-"""Thai, Lao, Burmese, Khmer, Chinese, Japanese, Korean: a character is a piece, as no blank ends a word."""
+"""Thai, Lao, Burmese, Khmer, Chinese, Japanese, Korean: each character is a piece, as no blanks separate words."""
 _BLANKS = 8
 _PIECE = re.compile(rf"\s{{0,{_BLANKS}}}(?:[{_WITHOUT_BLANKS}]|[^\W{_WITHOUT_BLANKS}]+|[^\w\s])|\s{{{_BLANKS + 1},}}")
 
@@ -26,9 +26,9 @@ Circles = dict[str, str | int]
 
 
 def pieces(text: str) -> list[int]:
-    """Words and signs, each with the blanks before it, as numbers: the same number for the same piece.
+    """Words and signs, each with the blanks before it, as numbers: equal pieces have equal numbers.
 
-    Of longer runs of blanks, of words without end and of scripts without blanks each character is one.
+    In longer runs of blanks, endless words and scripts without blanks, each character is a piece.
     """
     found: list[int] = []
     for piece in _PIECE.findall(text):
@@ -40,7 +40,7 @@ def pieces(text: str) -> list[int]:
 
 
 def circles(text: str) -> Circles | None:
-    """Kind of loop in an answer that the length limit ended; None: it has none."""
+    """Kind of loop in an answer that the length limit ended; None: it does not loop."""
     verdict = examine(pieces(text[-SEEN_CHARACTERS:])[-SEEN_PIECES:], hit_length_limit=True)
     if verdict.loop is None:
         return None
@@ -50,7 +50,7 @@ def circles(text: str) -> Circles | None:
 
 
 def reported_by_server() -> Circles:
-    """Description of an answer that its server has ended because it repeats."""
+    """Description of an answer that its server ended as repetitive."""
     return {"kind": "ended by the server", "period": 0, "ended_early": 1}
 
 
@@ -60,7 +60,7 @@ def reported(period: int, *, ended_early: bool) -> Circles:
 
 
 class LoopWatch:
-    """Watches an answer that is under way."""
+    """Watches an unfinished answer for a loop."""
 
     def __init__(self) -> None:
         self._pieces: list[int] = []
@@ -68,11 +68,11 @@ class LoopWatch:
         self._blanks = ""
 
     def take(self, text: str) -> int:
-        """Take in more text. The period of the loop that it surely is in; 0: none."""
+        """Add text. Returns the period of a certain loop; 0: none."""
         text = self._blanks + text
         reported = text.rstrip()
         self._blanks = text[len(reported) :]
-        if len(self._blanks) > _BLANKS:  # too many to belong to a word that comes
+        if len(self._blanks) > _BLANKS:  # too many to belong to the next word
             reported, self._blanks = text, ""
         new = pieces(reported)
         self._pieces += new

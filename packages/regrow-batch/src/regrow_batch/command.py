@@ -105,15 +105,15 @@ def batch() -> None:
 @click.argument("source", metavar="IN|URL")
 @_run_options
 def run(source: str, **options: Any) -> int:
-    """Send each row of IN to a worker, and write one result of each.
+    """Send each row of IN to a worker, and write one result for each.
 
     IN: lines of OpenAI's batch format; or records in JSON Lines, Parquet, CSV, Arrow, a folder of these, or a data set
     (hf://OWNER/NAME), gzipped or not, with --prompt-column, --messages-column or --template. An output named .parquet
     becomes Parquet.
 
-    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole, and each row was
-    answered or refused by its own fault. 77: it is whole, with other error rows too: --retry-errors sends them again.
-    75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
+    Run the same command again to resume. Exit code 0: the output is complete, and each row was answered, or refused by
+    its own fault. 77: it is complete, but has other error rows: --retry-errors sends them again. 75: run it again. 2:
+    usage. SIGINT or SIGTERM lets rows under way end within --grace.
     """
     from rich.console import Console
 
@@ -230,11 +230,11 @@ def _token(token_file: str, *, needed: bool) -> str:
 @click.argument("head", metavar="http://HEAD:PORT|OUTPUT")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
 def worker(head: str, command: tuple[str, ...], **options: Any) -> int:
-    """Run the server CMD as a worker of a batch, wherever machines are given and taken back.
+    """Run the server CMD as a worker of a batch, on machines that may join and leave at any time.
 
-    HEAD is what the batch's --listen says; or its output, on the same machine. {port} and {host} in CMD stand for where
-    the server is to listen. SIGTERM: it gets no more rows, and ends when those it has are done, or after --grace; a
-    second one: at once. Exit code 0: it was asked to go, or all rows are done. 75: no head was found for --patience.
+    HEAD is the address of the batch's --listen; or its output, on the same machine. {port} and {host} in CMD are
+    replaced by the server's address. SIGTERM: it gets no more rows, and ends when its rows are done, or after
+    --grace; a second SIGTERM ends it at once. Exit code 0: it was asked to leave, or all rows are done. 75: no head was found.
     """
     import asyncio
 
@@ -265,9 +265,9 @@ def worker(head: str, command: tuple[str, ...], **options: Any) -> int:
 @click.argument("output", metavar="OUTPUT")
 @click.option("--journal", default="", metavar="FILE", help="The run's --journal.")
 def read(output: str, journal: str) -> None:
-    """Write the results that there are so far to standard output, as lines, while the batch runs or after it.
+    """Write the results so far to standard output, as lines, during the batch or after it.
 
-    They come in the order in which they were got; those of a batch that is done in the input's.
+    During the batch they are in the order of their completion; after it, in the input's order.
     """
     import sys
 
@@ -286,7 +286,7 @@ def read(output: str, journal: str) -> None:
 @click.option("--drain", default="", metavar="URL", help="Let this worker go once its rows are done.")
 @click.option("--grace", type=TIME, metavar="TIME", help="How long they may take.  [the run's --grace]")
 def workers(output: str, add: str, cap: int | None, drain: str, grace: float | None) -> None:
-    """List the workers of the running batch that writes to OUTPUT; take one in, or let one go."""
+    """List the workers of the running batch that writes to OUTPUT; add one, or drain one."""
     from regrow_batch.control import WorkerRequest, ask
     from regrow_batch.job import endpoint_path
 

@@ -1,6 +1,6 @@
-"""Lists workers of a running batch, takes them in and lets them go: HTTP, for whoever knows the head's token.
+"""HTTP control of a running batch: lists its workers, adds them and removes them. Requests carry the head's token.
 
-On loopback always, for whoever may read the head's file; for other machines where `--listen` says.
+The server always listens on loopback, for users who may read the head's file; with `--listen`, also for other machines.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ SENT_AWAY = "it was asked to go"
 
 
 class ControlEndpoint(msgspec.Struct):
-    """Address of a running head. Only its user may read the file."""
+    """Address of a running head. Only the user who runs it may read the file."""
 
     port: int
     token: str
@@ -47,11 +47,11 @@ class WorkerRequest(msgspec.Struct):
 
     Attributes:
         url: its base address.
-        leave: whether it is to go, or to belong.
-        cap: rows at once; 0: the job's own.
-        grace: seconds that it may take to go; None: the job's own.
-        lease: time for which it belongs, unless this is sent again; 0: until it is asked to go.
-        again: it was sent before.
+        leave: whether the worker is to leave the pool, or to join it.
+        cap: most rows at once; 0: the job's own.
+        grace: seconds that it has for leaving; None: the job's own.
+        lease: time that it belongs to the pool unless the request is repeated; 0: until it is asked to leave.
+        again: the same request was sent before.
     """
 
     url: str
@@ -63,7 +63,7 @@ class WorkerRequest(msgspec.Struct):
 
 
 class PoolView(msgspec.Struct):
-    """A worker as others are told of it."""
+    """A worker as clients see it."""
 
     url: str
     standing: str
@@ -108,11 +108,11 @@ class _ControlApi:
                 return web.Response(status=410, text=gone)
         else:
             self._attendance.join(url, asked.cap)
-        # Many renew their leases: each is told of itself alone.
+        # Many workers renew their leases: the reply lists only the worker that asked.
         return self._list([url] if asked.lease > 0 else [*self._pool.workers])
 
     def _renew(self, url: str, asked: WorkerRequest) -> str:
-        """Why the worker need not stay; empty: it belongs."""
+        """Register or renew a worker. Returns why it may end; empty: it belongs to the pool."""
         if self.over:
             self._attendance.leases.pop(url, None)
             if not self._attendance.leases:
@@ -125,7 +125,7 @@ class _ControlApi:
         return web.Response(body=body, content_type="application/json")
 
     async def notify_all(self) -> None:
-        """Let those that announced themselves know that nothing is left to do; not for longer than they are late."""
+        """Tell the registered workers that no work is left. Waits no longer than they may be late."""
         self.over = True
         if self._attendance.leases:
             try:
@@ -138,16 +138,16 @@ class _ControlApi:
 async def serve(
     path: Path, pool: Pool, attendance: Attendance, *, listen: tuple[str, int] | None = None, token: str = ""
 ) -> AsyncIterator[str]:
-    """Listen while the job runs; the address is yielded under which others reach the head.
+    """Listen while the job runs; yields the address at which other machines reach the head.
 
     Args:
-        path: the file that says where, for this user on this machine.
-        pool: whose workers.
-        attendance: told of wishes.
-        listen: where other machines may speak with the head too.
-        token: what is to be shown; empty: whatever the file says.
+        path: the file for the address and the token, readable by this user alone.
+        pool: the workers.
+        attendance: carries out requests to join and to leave.
+        listen: an address for other machines, besides loopback.
+        token: that requests must carry; empty: a random one.
 
-    Raises `UsageError` where nobody can listen there, `BatchStopped` where the file cannot be written.
+    Raises `UsageError` if the address cannot be bound, `BatchStopped` if the file cannot be written.
     """
     endpoint = ControlEndpoint(0, token or secrets.token_urlsafe(24))
     api = _ControlApi(pool, attendance, endpoint.token)
@@ -181,7 +181,7 @@ async def _listen_there(runner: web.AppRunner, host: str, port: int) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A file for its user alone. Raises `BatchStopped`."""
+    """Write a file that only its user may read. Raises `BatchStopped`."""
     try:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -200,7 +200,7 @@ def _view(pool: Pool, url: str) -> PoolView:
 
 
 def ask(path: Path, asked: WorkerRequest | None) -> list[PoolView]:
-    """Ask a running head for its workers, or something of one. Raises `UsageError`."""
+    """Ask a running head for its workers, or send a request about one. Raises `UsageError`."""
     endpoint = read_endpoint(path)
     request = Request(
         f"{endpoint.url}{PATH}",

@@ -1,4 +1,4 @@
-"""Runs a batch: takes rows from the feed, gives them to workers, writes what comes back, until none remains."""
+"""Runs a batch: takes rows from the feed, assigns them to workers, and writes their results until no row remains."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ from regrow_batch.tally import Tally
 
 _TURN_S: Seconds = 0.5
 _MOST_BYTES = 64 << 20
-"""Bytes of rows in hand from which no more are read ahead."""
+"""Bytes of rows in hand at which reading ahead stops."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class HeadPolicy:
     """Limits and retries of a head.
 
     Attributes:
-        retries: how often and when a row is sent again.
-        patience: how long nobody may serve before the job stops, or nothing succeed beyond `timeout`.
-        timeout: how long an attempt may take.
-        grace: how long rows under way may take once the job is asked to stop.
-        silence: how long a worker may answer nothing, while others do, before its rows are tried elsewhere too.
-        lateness: the same of the last rows of all.
+        retries: number and times of a row's attempts.
+        patience: the job stops after this time with no serving worker, or this time plus `timeout` with no result.
+        timeout: longest attempt.
+        grace: time for rows under way once the job is asked to stop.
+        silence: time that a worker may answer nothing, while others do, before its rows are also tried elsewhere.
+        lateness: the same for the last rows of the batch.
     """
 
     retries: RetryPolicy = field(default_factory=RetryPolicy)
@@ -52,12 +52,12 @@ class BatchHead:
 
     Args:
         feed: the rows that remain.
-        states: of all rows, shared with the feed: a row that has its result is marked here.
+        states: of all rows, shared with the feed; a row with a result is marked here.
         pool: the workers.
-        sender: speaks with them.
+        sender: sends rows to workers.
         journal: takes results.
         tally: counts.
-        policy: how it goes about it.
+        policy: limits and retries.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class BatchHead:
         self._served_at = time.monotonic()
 
     def stop(self) -> None:
-        """Send nothing more; what is under way may end within the grace period. A second call ends it at once."""
+        """Send no more rows; those under way may end within the grace period. A second call ends them at once."""
         self._ends_by = time.monotonic() + self._policy.grace if self._ends_by is None else 0.0
         self._queue.wake.set()
 
     def changed(self) -> None:
-        """Workers have come or been asked to go."""
+        """Wake the head: workers have joined or been asked to leave."""
         self._queue.wake.set()
 
     async def run(self) -> None:
-        """Until each row has its result in the journal. Raises `BatchStopped`, and what a defect raises."""
+        """Run until each row has its result in the journal. Raises `BatchStopped`; defects are raised as they are."""
         self._attempts.errand(self._sync_often())
         try:
             while True:
@@ -146,7 +146,7 @@ class BatchHead:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give away rows as long as somebody has room."""
+        """Assign rows while a worker has room."""
         if self._ends_by is not None or self._failure is not None:
             return
         now, queue = time.monotonic(), self._queue
@@ -179,7 +179,7 @@ class BatchHead:
         return url if url is not None else self._try_one_that_does_not_fit(hand, now)
 
     def _try_one_that_does_not_fit(self, hand: Hand, now: Instant) -> str | None:
-        """It may have changed, or have met nothing but rows at fault: it is tried with a row now and then."""
+        """Try a row at a worker that does not fit: it may have changed, or have met only rows that were at fault."""
         if hand.opinions or not self._pool.all_asked:
             return None
         kind = hand.row.kind
@@ -201,8 +201,8 @@ class BatchHead:
         if serving and (kind is None or any(self._evidence.fits(url, kind) for url in self._pool.takers())):
             self._served_at = now
         if not self._queue and not self._attempts:
-            self._attempts.good_at = now  # nothing is asked, so nothing is owed
-        # Answers may take as long as an attempt; a pool that only ever says no must not be asked for ever.
+            self._attempts.good_at = now  # no row is under way, so no answer is due
+        # An answer may take as long as an attempt; a pool that only refuses must not be asked forever.
         silent = now - self._attempts.good_at > self._policy.patience + self._policy.timeout
         if self._ends_by is None and (silent or now - self._served_at > self._policy.patience):
             raise BatchStopped(self._stall(), hint="see to the workers, then run the same command again")
@@ -214,7 +214,7 @@ class BatchHead:
         return f"no row was answered for {self._policy.patience:g} s (--patience): {complaints}"
 
     def _go_on_with_the_last(self, now: Instant) -> None:
-        """The last rows are tried elsewhere too; those that may be what ends engines go on with nobody beside them."""
+        """Also try the last rows elsewhere; rows that may kill engines go on with no other row beside them."""
         if self._ends_by is not None:
             return
         self._attempts.try_elsewhere(now, last=self._read_all and self._queue.only_last)
@@ -223,7 +223,7 @@ class BatchHead:
         last = self._queue.last
         while last:
             if last[0].opinions and not self._doubts.unmet(last[0]):
-                self._doubts.take(last.popleft())  # whoever was to be asked about it has gone
+                self._doubts.take(last.popleft())  # the workers that could be asked about it have left
             elif (url := self._assign(last[0], now)) is not None:
                 self._attempts.send(last.popleft(), url, now)
             else:
@@ -246,7 +246,7 @@ class BatchHead:
     async def _pause(self, now: Instant) -> None:
         due, wake = min(self._pool.next_at(), self._queue.next_at, now + _TURN_S), self._queue.wake
         timer = asyncio.get_running_loop().call_later(max(0.0, due - now), wake.set)
-        await asyncio.sleep(0)  # whatever wakes it, others get their turn
+        await asyncio.sleep(0)  # lets other tasks run before the next turn
         await wake.wait()
         timer.cancel()
         wake.clear()

@@ -1,4 +1,4 @@
-"""A batch from its words to its output: reads the input, opens the journal, runs the head, writes what came of it."""
+"""Runs a batch from its options to its output: reads the input, opens the journal, runs the head, writes the output."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ from regrow_batch.tables.outputs import Output
 from regrow_batch.tally import Tally
 
 DRAWN_FROM_S: Seconds = 5.0
-"""Of a shorter run there is nothing to be seen."""
+"""A shorter run gets no picture: it would show nothing."""
 _REPORT, _PICTURE = ".summary.json", ".summary.png"
 
 
@@ -53,21 +53,21 @@ class BatchOptions:
         input, output: paths or URLs.
         reading: how rows are read.
         workers: addresses with their caps; 0: the pool's.
-        workers_file: a list of workers that is watched.
+        workers_file: a file that lists workers, and is watched.
         spawn, spawn_count: a command that starts a worker, and how many to start.
-        listen: where workers of other machines may announce themselves.
-        token: what they have to show there.
-        pool: how workers are treated.
-        head: how rows are.
-        key: what workers want to be shown.
-        strict: whether a line that is no row, or a repeated one, stops the job before it begins.
+        listen: the address at which workers on other machines may register.
+        token: the token that they must send there.
+        pool: limits and waits of the pool.
+        head: limits and retries of the head.
+        key: the API key that is sent to workers.
+        strict: whether an invalid line, or a repeated one, stops the job before it begins.
         quiet: whether progress is not shown.
         state: a folder for journals of outputs that are URLs.
-        shape: what the input's records and the output's columns are.
+        shape: how records become rows, and results a table.
         journal: where the journal is; empty: see `journal_path`.
-        prices: of tokens; None: nothing is said of cost.
-        metrics: where Prometheus may ask.
-        again: reasons of error rows that are sent again; none: none is.
+        prices: of tokens; None: no cost is reported.
+        metrics: the address that Prometheus may scrape.
+        again: reasons of the error rows that are sent again; none: no row is.
     """
 
     input: str
@@ -94,10 +94,10 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Ways from tables to rows, and from results to a table.
+    """Parameters of turning records into rows, and results into a table.
 
     Attributes:
-        making: of a row from a record.
+        making: how a record becomes a row.
         split: of a data set.
         columns: of the output, as `columns.chosen` reads them; empty: the usual ones of its kind.
     """
@@ -108,7 +108,7 @@ class TableOptions:
 
 
 def journal_path(output: str, state: Path, journal: str = "") -> Path:
-    """Journal of an output: at the given place, else beside it; of a URL, in the state's folder."""
+    """Journal of an output: `journal` if given, else a file beside the output; for a URL, a file in `state`."""
     if journal:
         return Path(journal)
     path = local_path(output)
@@ -118,7 +118,7 @@ def journal_path(output: str, state: Path, journal: str = "") -> Path:
 
 
 def endpoint_path(output: str, state: Path) -> Path:
-    """File in which a running head leaves its address."""
+    """File in which a running head publishes its address."""
     return journal_path(output, state).with_suffix(".control")
 
 
@@ -141,11 +141,11 @@ def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
 
 
 def run_batch(options: BatchOptions, show: "Callable[[Pool, Tally], BatchProgress]") -> int:
-    """Run a batch to its end; the exit code. Raises `UsageError`, and `BatchStopped` where it may be run again.
+    """Run a batch to its end, and return the exit code. Raises `UsageError`, and `BatchStopped` if it may be run again.
 
     Args:
-        options: what it is told.
-        show: makes what shows it.
+        options: the arguments.
+        show: makes the progress display.
     """
     path = journal_path(options.output, options.state, options.journal)
     hold_apart(options.input, files_written(options.output, options.state, options.journal))
@@ -204,7 +204,7 @@ def _with_journal(
 
 
 def hold_as_written(head: JournalHead, output: str) -> None:
-    """Raise `UsageError` where an output that is written has another size by now: it may be cut off, or of others."""
+    """Raise `UsageError` where a written output has changed its size: it may be cut off, or be another batch's."""
     size = size_of(output)
     if head.size and size != head.size:
         raise UsageError(
@@ -214,7 +214,7 @@ def hold_as_written(head: JournalHead, output: str) -> None:
 
 
 def _as_before(head: JournalHead, output: str) -> tuple[str, int]:
-    """Message about a batch that is done already, and the code."""
+    """Message about a batch that is already done, and the exit code."""
     said = f"{head.rows:,} rows are in {output} already"
     if head.unproven:
         said += f"; {head.unproven:,} error rows are not known to be their own fault: --retry-errors sends them again"
@@ -227,7 +227,7 @@ def _code(unproven: int) -> int:
 
 
 def what_is_done(found: Scan, journal: Journal) -> Tally:
-    """Mark the rows that have their results, and count them."""
+    """Mark the rows that have results, and count them."""
     count = OutputCount()
     for number, _, result in journal.rows():
         if number < len(found.states) and found.states[number] == OPEN:
@@ -241,7 +241,7 @@ def what_is_done(found: Scan, journal: Journal) -> Tally:
 async def _run_head(
     options: BatchOptions, found: Scan, journal: Journal, pool: Pool, tally: Tally, progress: BatchProgress
 ) -> None:
-    """Run the head with all that goes on beside it."""
+    """Run the head together with its companion tasks."""
     async with HttpSender.open(timeout=options.head.timeout, key=options.key) as sender:
         feed = Feed(found, options.reading)
         head = BatchHead(
@@ -280,20 +280,20 @@ async def _run_head(
                 )
                 beside.append(spawned.run())
             _collect_seldom()
-            async with TaskScope() as scope:  # what ends beside the head does so by an error, which ends the batch
+            async with TaskScope() as scope:  # a companion ends before the head only by an error, which ends the batch
                 for each in beside:
                     scope.start(each)
                 await head.run()
 
 
 def _named(output: str) -> str:
-    """An output as a process in another folder finds it."""
+    """The output's path or URL, valid in another working directory too."""
     path = local_path(output)
     return output if path is None else str(path.absolute())
 
 
 def _collect_seldom() -> None:
-    """Answers are many short-lived objects and few circles: looking for those costs a fifth of all time by default."""
+    """Collect garbage seldom: answers are many short objects with few cycles; the default costs a fifth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
@@ -311,7 +311,7 @@ async def _refresh(progress: BatchProgress) -> None:
 def end_batch(
     options: BatchOptions, output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]
 ) -> BatchReport:
-    """Make the output of the journal, and the report of both."""
+    """Make the output from the journal, and the report of both."""
     seconds, rate, tokens = this_run(tally, time.monotonic())
     count = OutputCount()
     written = output.write(
@@ -348,7 +348,7 @@ def end_batch(
 
 
 def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
-    """The result of each row. Raises `BatchStopped` behind the last where there are not as many: no output is made."""
+    """The result of each row. Raises `BatchStopped` after the last one if some are missing: then no output is made."""
     written = 0
     for result in journal.results(len(found.states)):
         yield result
@@ -361,7 +361,7 @@ def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
 
 
 def kept_report(journal: Journal, output: str) -> BatchReport:
-    """The report of a batch that is done already. Raises `UsageError` where it is not beside the journal any more."""
+    """The report of a batch that is already done. Raises `UsageError` if it is no longer beside the journal."""
     path = journal.path.with_suffix(_REPORT)
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchReport)
@@ -372,7 +372,7 @@ def kept_report(journal: Journal, output: str) -> BatchReport:
 
 
 def keep_report(options: BatchOptions, journal: Path, report: BatchReport) -> list[str]:
-    """Write the report and its picture beside the journal; sentences about what could not be."""
+    """Write the report and its picture beside the journal; returns a sentence for each that could not be written."""
     try:
         journal.with_suffix(_REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if report.seconds >= DRAWN_FROM_S:

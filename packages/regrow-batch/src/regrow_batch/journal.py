@@ -1,8 +1,8 @@
-"""The journal's file: opened by one head at a time, appended to, and made into the output at the end.
+"""The journal file: opened by one head at a time, appended to, and turned into the output at the end.
 
-A row counts from the moment its line is written; the disk is told to keep it every `SYNC_S`, and before the output is
-made. A kill loses what was not written, a power failure at most what came after the last sync: those rows are sent
-again. Nothing is ever taken back from the file: a torn last line is ended and passed over.
+A row counts from the moment its line is written. The file is synced every `SYNC_S`, and before the output is made. A
+kill loses unwritten lines, a power failure at most the lines since the last sync; those rows are sent again. The file
+is only appended to: a torn last line is ended and skipped.
 """
 
 import errno
@@ -29,7 +29,7 @@ class Journal:
     """The results of a job.
 
     Args:
-        path: where it is kept.
+        path: of the file.
         descriptor: of the open and locked file.
         head: its first line.
     """
@@ -39,14 +39,14 @@ class Journal:
         self._descriptor = descriptor
         self._waiting: list[bytes] = []
         self.torn = 0
-        """Lines that were found torn."""
+        """Number of torn lines that were found."""
 
     @classmethod
     def open(cls, path: Path, fingerprint: Mapping[str, str]) -> Self:
-        """The journal of a job, made if it is not there.
+        """Open the journal of a job, or create it.
 
-        Raises `UsageError` where it belongs to another job, another head has it, or the folder cannot be written, and
-        `BatchStopped` where there is no room.
+        Raises `UsageError` if it belongs to another job, another head has it, or the folder cannot be written, and
+        `BatchStopped` if the disk is full.
         """
         try:
             if not path.exists():
@@ -79,11 +79,11 @@ class Journal:
             self._write(b"\n")
 
     def append(self, number: int, result: bytes) -> None:
-        """Add a row's result, written with the next `flush`."""
+        """Add a row's result; `flush` writes it."""
         self._waiting.append(encode_row(number, result))
 
     def flush(self) -> None:
-        """Write what was added. Raises `BatchStopped`."""
+        """Write the added results. Raises `BatchStopped`."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._write(b"".join(waiting))
@@ -95,7 +95,7 @@ class Journal:
             raise _stopped(self.path, error) from error
 
     def sync(self) -> None:
-        """Let what is written outlive a power failure. Raises `BatchStopped`."""
+        """Make all written lines survive a power failure. Raises `BatchStopped`."""
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -104,7 +104,7 @@ class Journal:
     def rows(self) -> Iterator[tuple[int, int, bytes]]:
         """Each whole row: its number, where its result begins in the file, and the result.
 
-        Of the file that is open and locked: its name may be another's by now, or nobody's.
+        Reads the open and locked file: its name may belong to another file by now, or to none.
         """
         self.torn = 0
         with os.fdopen(os.dup(self._descriptor), "rb", buffering=_BLOCK) as stream:
@@ -119,10 +119,10 @@ class Journal:
                 at += len(line)
 
     def results(self, rows: int) -> Iterator[tuple[int, bytes]]:
-        """The first result of each row with its number, in the input's order. Sixteen bytes a row.
+        """The first result of each row with its number, in the input's order. Uses 16 bytes of memory a row.
 
         Args:
-            rows: how many numbers there may be.
+            rows: their number.
         """
         starts, lengths = array("Q", bytes(8 * rows)), array("Q", bytes(8 * rows))
         for number, start, result in self.rows():
@@ -133,12 +133,12 @@ class Journal:
                 yield number, os.pread(self._descriptor, length, start)
 
     def end(self, rows: int, unproven: int = 0, *, keep: bool = False, size: int = 0) -> None:
-        """Let the journal say that the output is written, and forget the results. Raises `BatchStopped`.
+        """Record in the journal that the output is written, and drop the results. Raises `BatchStopped`.
 
         Args:
-            rows: that the output has.
-            unproven: error rows of these whose own fault that is not known to be.
-            keep: the results stay, as the output has not all of them.
+            rows: results in the output.
+            unproven: error rows among them that are not known to be at fault themselves.
+            keep: keep the results, since the output does not contain all of them.
             size: of the output, in bytes; 0: not known.
         """
         kept = (encode_row(number, result) for number, _, result in self.rows()) if keep else ()
@@ -149,7 +149,7 @@ class Journal:
             raise _stopped(self.path, error) from error
 
     def begin_anew(self, kept: Iterable[tuple[int, bytes]]) -> None:
-        """Replace the journal, as a whole or not at all, by one that has these results. Raises `BatchStopped`."""
+        """Atomically replace the journal by one with these results. Raises `BatchStopped`."""
         lines = (encode_row(number, result) for number, result in kept)
         try:
             _make(self.path, chain((encode_head(self.head.fingerprint),), lines), over=True)
@@ -161,12 +161,12 @@ class Journal:
         self.head = _head_of(self._descriptor, self.path)
 
     def close(self) -> None:
-        """Let go of the file and of its lock."""
+        """Close the file and release its lock."""
         os.close(self._descriptor)
 
 
 def _make(path: Path, lines: Iterable[bytes], *, over: bool) -> None:
-    """Put a file there that has these lines, as a whole; `over`: over one that is there. Raises `OSError`."""
+    """Atomically write a file with these lines; `over`: replace an existing one. Raises `OSError`."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -187,7 +187,7 @@ def _make(path: Path, lines: Iterable[bytes], *, over: bool) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """A disk that is nearly full may take a part only, and say so at the next call."""
+    """Write all bytes. A nearly full disk may take only a part, and report the error at the next call."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -201,7 +201,7 @@ def _stopped(path: Path, error: OSError) -> BatchStopped:
 
 
 def _open_and_lock(path: Path) -> int:
-    """Raises `OSError`, or `UsageError` where another head has it."""
+    """Open and lock the file. Raises `OSError`, or `UsageError` if another head has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -214,7 +214,7 @@ def _open_and_lock(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was replaced between the two calls
+        os.close(descriptor)  # the file was replaced between the two calls
 
 
 def _head_of(descriptor: int, path: Path) -> JournalHead:

@@ -1,4 +1,4 @@
-"""Parser of a list of workers: addresses, each with a cap of its own if it has one. Pure."""
+"""Parses a list of workers: addresses, each with an optional cap. Pure."""
 
 from urllib.parse import urlsplit
 
@@ -6,7 +6,7 @@ from regrow.core.errors import UsageError
 
 
 def address(text: str, source: str) -> str:
-    """A worker's base address in one spelling. Raises `UsageError`, which names the source."""
+    """A worker's base address in normal form. Raises `UsageError` that names the source."""
     text = text.strip().rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(text)
@@ -19,9 +19,9 @@ def address(text: str, source: str) -> str:
 
 
 def read_list(text: str, source: str) -> dict[str, int]:
-    """Workers of a file: an address a line, `cap=8` behind it where it has a cap of its own, `#` before remarks.
+    """Workers of a file: one address a line, an optional `cap=8` behind it, comments after `#`.
 
-    Raises `UsageError`, which names the line.
+    Raises `UsageError` that names the line.
     """
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -40,5 +40,5 @@ def read_list(text: str, source: str) -> dict[str, int]:
 
 
 def read_workers(text: str) -> dict[str, int]:
-    """Workers given with commas between them."""
+    """Workers of a comma-separated list."""
     return {address(word, "--workers"): 0 for word in text.split(",") if word.strip()}

@@ -1,4 +1,4 @@
-"""Answers Prometheus while a batch runs: numbers alone, for whoever asks where it is told to listen."""
+"""Metrics endpoint for Prometheus while a batch runs. It serves figures only, and requires no token."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,12 +13,12 @@ PATH = "/metrics"
 
 
 async def serve_metrics(place: tuple[str, int], text: Callable[[], str], say: Callable[[str], None]) -> None:
-    """Serve until it is cancelled. Raises `UsageError` where nobody can listen there.
+    """Serve until cancelled. Raises `UsageError` if the address cannot be bound.
 
     Args:
         place: host and port.
-        text: what a scrape answers.
-        say: told of the address.
+        text: makes the answer to a scrape.
+        say: prints a sentence with the address.
     """
 
     async def answer(_: web.Request) -> web.Response:

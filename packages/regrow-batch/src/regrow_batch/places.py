@@ -1,8 +1,8 @@
 """Files of a batch: on this machine, or behind any URL that fsspec knows.
 
-What goes wrong there ends the job in one of two ways, whatever library it comes from. The user has to change something
-(`UsageError`, exit code 2): the place is not there, there are no credentials or not those, a library is missing. Or the
-same command may go on later (`BatchStopped`, 75): no route, a full disk, a store that has gone.
+Any error there, from whichever library, ends the job in one of two ways. `UsageError` (exit code 2): the user has to
+change something, because the place does not exist, credentials are missing or wrong, or a library is not installed.
+`BatchStopped` (75): the same command may succeed later, after a lost route, a full disk or an unavailable store.
 """
 
 import contextlib
@@ -35,19 +35,19 @@ _NOT_LET_IN = frozenset(
         "EntryNotFoundError",
     }
 )
-"""Errors of optional libraries, which are known by name, as they cannot be imported where they are not installed."""
+"""Errors of optional libraries, by name, since the libraries may not be installed."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "tables"}
-"""By the URL's scheme, what `pyproject.toml` calls the libraries that reach it."""
+"""By URL scheme: the extra in `pyproject.toml` that installs its libraries."""
 _BLOCK = 1 << 20
 _Found = TypeVar("_Found")
 
 
 class BatchStopped(RegrowError):
-    """The job cannot go on as things are; what was done is kept, and the same command goes on from there."""
+    """The job cannot go on at present. All results are kept, and the same command resumes."""
 
 
 class _Taken(BatchStopped):
-    """Another process writes the file."""
+    """Another process is writing the file."""
 
 
 def local_path(place: str) -> Path | None:
@@ -58,19 +58,19 @@ def local_path(place: str) -> Path | None:
 
 
 def partial_of(path: Path) -> Path:
-    """The file in which another grows until it is whole."""
+    """Temporary file in which the content of `path` is written until it is complete."""
     return path.with_name(f"{path.name}.partial")
 
 
 def open_to_read(place: str) -> BinaryIO:
-    """Open a file or a URL. Raises `UsageError`, and `BatchStopped` where it cannot be reached; so does reading it."""
+    """Open a file or a URL. Raises `UsageError`, and `BatchStopped` if it cannot be reached; so does reading it."""
     path = local_path(place)
     if path is None:
         opened = reached(place, "read", lambda: _fsspec(place).open(place, "rb").open())
         return cast(BinaryIO, BufferedReader(_Remote(place, opened), _BLOCK))
     try:
         if path.is_fifo() or path.is_char_device():
-            # Opened once more it would have nothing, or wait without end for who writes.
+            # A pipe opened a second time would be empty, or wait for its writer without end.
             raise UsageError(f"{place} is no file, and is read more than once", hint="write it to a file first")
         return path.open("rb", buffering=_BLOCK)
     except (OSError, ValueError) as error:
@@ -91,7 +91,7 @@ def exists(place: str) -> bool:
 
 
 def stamp_of(place: str) -> tuple[int, int, int] | None:
-    """Mark of a file on this machine that is another once it is written again; None: it is not there."""
+    """Mark of a file on this machine that changes when the file is rewritten; None: there is no file."""
     path = local_path(place)
     try:
         found = path.stat() if path is not None else None
@@ -101,7 +101,7 @@ def stamp_of(place: str) -> tuple[int, int, int] | None:
 
 
 def size_of(place: str) -> int:
-    """Bytes of a file on this machine; 0: it is not there, or is behind a URL."""
+    """Bytes of a file on this machine; 0: there is none, or it is behind a URL."""
     path = local_path(place)
     try:
         return path.stat().st_size if path is not None else 0
@@ -111,13 +111,13 @@ def size_of(place: str) -> int:
 
 @contextmanager
 def open_to_write(place: str) -> Iterator[BinaryIO]:
-    """Write a file that is there as a whole at the end, or not at all. Raises `BatchStopped`."""
+    """Write a file that appears complete at the end, or not at all. Raises `BatchStopped`."""
     path = local_path(place)
     if path is None:
         yield from _written_behind_url(place)
         return
     try:
-        path = path.resolve()  # a link stays one, and the disk that it leads to is the one that is filled
+        path = path.resolve()  # keeps a symbolic link, and writes the partial file on the disk of its target
         partial = partial_of(path)
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -126,7 +126,7 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-                partial.replace(path)  # still locked: another process would cut off what is whole
+                partial.replace(path)  # still locked, so that no other process can truncate the complete file
             sync_folder(path.parent)
         except _Taken:
             raise
@@ -140,26 +140,26 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
 
 
 def _hold_alone(stream: BinaryIO, partial: Path) -> None:
-    """Begin a file anew that nobody else writes. Raises `_Taken`, and `OSError`."""
+    """Lock the partial file and truncate it. Raises `_Taken` if another process writes it, and `OSError`."""
     taken = _Taken(f"{partial} is being written by another process", hint="give each its own -o")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise taken from None
     except OSError:
-        pass  # some file systems know no locks
+        pass  # some file systems have no locks
     if not partial.exists() or not os.path.samestat(os.fstat(stream.fileno()), partial.stat()):
-        raise taken  # it was whole, and renamed, between the two calls
+        raise taken  # it was completed and renamed between the two calls
     stream.truncate(0)
 
 
 def _written_behind_url(place: str) -> Iterator[BinaryIO]:
-    """A file of an object store appears as it is closed; where writing fails before, it is thrown away."""
+    """An object appears in its store when the file is closed; if writing fails before, it is discarded."""
     stream = reached(place, "written", lambda: _fsspec(place).open(place, "wb").open(), later=True)
     try:
         yield cast(BinaryIO, _Remote(place, stream))
     except BaseException:
-        # Closed as it is, or when nobody has it any more, it would appear with what it has.
+        # Closing the file, or releasing its last reference, would publish the incomplete object.
         with contextlib.suppress(Exception):
             stream.discard()
         stream.closed = True
@@ -168,7 +168,7 @@ def _written_behind_url(place: str) -> Iterator[BinaryIO]:
 
 
 class _Remote(RawIOBase):
-    """A file behind a URL, whose errors are this module's."""
+    """A file behind a URL that raises this module's errors."""
 
     def __init__(self, place: str, stream: Any) -> None:
         self._place, self._stream = place, stream
@@ -204,20 +204,20 @@ class _Remote(RawIOBase):
 
 
 def reached(place: str, verb: str, work: Callable[[], _Found], *, later: bool = False) -> _Found:
-    """Do something with a place that another library reaches. Raises `UsageError`, or `BatchStopped`.
+    """Run an operation on a place behind another library. Raises `UsageError`, or `BatchStopped`.
 
     Args:
-        place: which one.
-        verb: what it is to be, as a participle.
-        work: does it.
-        later: the job has begun: whatever goes wrong now may go well at the next start.
+        place: its name for messages.
+        verb: the operation as a participle, for messages.
+        work: runs it.
+        later: the job has begun: any error may be gone at the next start.
     """
     try:
         return work()
     except RegrowError:
         raise
     except Exception as error:  # noqa: BLE001 - `_stop` raises
-        # Each store has an error tree of its own, some errors without a common base: none of them is a defect of ours.
+        # Each store has its own errors, some without a common base: none of them is a defect of this package.
         _stop(place, verb, error, later=later)
 
 
@@ -236,7 +236,7 @@ def _stop(place: str, verb: str, error: Exception, *, later: bool) -> NoReturn:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it came of."""
+    """An error and its causes."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -246,7 +246,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let a file's new name outlive a power failure."""
+    """Make a renamed file survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -264,7 +264,7 @@ def _fsspec(place: str) -> Any:
 
 
 def _extra(place: str) -> str:
-    """The line that installs what a URL needs."""
+    """The command that installs the libraries for a URL."""
     return install_line(_EXTRAS.get(place.partition("://")[0], "urls"), package="regrow-batch")
 
 

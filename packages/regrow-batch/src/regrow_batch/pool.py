@@ -1,8 +1,8 @@
-"""Pool of workers: which belong, serve, are broken or leave, and which one gets the next row. Pure.
+"""Pool of workers: their states, and the choice of the worker that gets the next row. Pure.
 
-A worker joins, is probed until it answers, and serves. After failures in a row it counts as broken, is probed after a
-wait that doubles each time, and then tried with one row. A worker that is asked to go gets no more rows and may finish
-those it has.
+A worker joins, is probed until it answers, and serves. After several failures in a row it counts as broken: it is
+probed after a wait that doubles each time, and then tried with one row. A worker that is asked to leave gets no more
+rows and may finish those it has.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -37,12 +37,12 @@ class PoolPolicy:
     """Limits and waits of a pool.
 
     Attributes:
-        cap: most rows that a worker has at once, if its own entry says nothing else.
-        failures: number in a row after which it is broken.
-        first_wait: until a broken worker is probed; doubled each time it breaks again.
-        longest_wait: the most of it.
+        cap: most rows that a worker has at once, unless its own entry sets another cap.
+        failures: number in a row after which a worker is broken.
+        first_wait: before a broken worker is probed; doubled each time it breaks again.
+        longest_wait: upper bound of that wait.
         joining_wait: between two probes of a worker that has not answered yet.
-        slack_tokens: how much more than the least loaded worker may be outstanding at the one that a prefix prefers.
+        slack_tokens: a prefix's preferred worker may have this many more tokens outstanding than the least loaded one.
     """
 
     cap: int = 32
@@ -59,22 +59,22 @@ class PoolWorker:
 
     Attributes:
         url: its base address.
-        cap: rows at once at most.
-        limit: rows at once at present: lowered while it answers that it is busy.
+        cap: most rows at once.
+        limit: most rows at once at present: lowered while the worker answers that it is busy.
         rows, tokens: outstanding.
         failures: in a row.
-        breaks: how often in a row it was found broken.
+        breaks: number of times in a row that it was found broken.
         probe_at: when it is to be probed.
         leave_by: when it must have left.
-        because: its last failure, as a sentence that follows its name.
-        done, retried: rows with a result from it, and rows it was not able to answer.
-        spent: tokens of these.
-        context: the longest row that it takes, in tokens; 0: it does not say.
-        version: of its server; empty: it does not say.
-        asked: it was asked what it serves, whatever came of it.
-        alone: it has one row, which nobody is to be beside.
-        stalled: it answers nothing while others do: it gets no rows, whatever it says of its health.
-        answered_at: when it last answered, or began to have rows.
+        because: its last failure, phrased to follow the worker's name.
+        done, retried: rows that have a result from it, and rows that it failed to answer.
+        spent: tokens of the rows done.
+        context: the longest row that it accepts, in tokens; 0: not known.
+        version: of its server; empty: not known.
+        asked: it was asked for its models, whatever it answered.
+        alone: it has one row that must not have others beside it.
+        stalled: it answers nothing while others do, so it gets no rows, even if its health check succeeds.
+        answered_at: time of its last answer, or when it got its first row.
     """
 
     url: str
@@ -101,7 +101,7 @@ class PoolWorker:
 
     @property
     def takes_rows(self) -> bool:
-        """True if it gets rows while it has room."""
+        """True if it may get rows, with room now or later."""
         return self.standing in _TAKES_ROWS and not self.stalled
 
     @property
@@ -115,7 +115,7 @@ class Pool:
     """The workers of a job.
 
     Args:
-        policy: how they are treated.
+        policy: limits and waits.
     """
 
     def __init__(self, policy: PoolPolicy) -> None:
@@ -124,10 +124,10 @@ class Pool:
         self._departed: dict[str, PoolWorker] = {}
         self._homes: dict[bytes, str] = {}
 
-    # --- who belongs ---
+    # --- membership ---
 
     def join(self, url: str, now: Instant, *, cap: int = 0) -> None:
-        """Take a worker in, or back. `cap`: rows at once; 0: the policy's."""
+        """Add a worker, or take one back. `cap`: most rows at once; 0: the policy's."""
         cap = cap or self._policy.cap
         known = self.workers.get(url)
         if known is None:
@@ -140,7 +140,7 @@ class Pool:
             self._now_stands(known, Standing.JOINING)
 
     def drain(self, url: str, now: Instant, *, grace: Seconds) -> bool:
-        """Ask a worker to go: no more rows, and an end at the latest after `grace`. False: it is not here."""
+        """Ask a worker to leave: it gets no more rows, and must end after `grace`. False: it is not in the pool."""
         worker = self.workers.get(url)
         if worker is None:
             return False
@@ -152,7 +152,7 @@ class Pool:
         return True
 
     def overdue(self, now: Instant) -> list[str]:
-        """Workers that should have left by now, and still have rows to be taken back. Each is named once."""
+        """Workers past their deadline to leave whose rows must be taken back. Each is named once."""
         late = [worker for worker in self.workers.values() if worker.leave_by <= now]
         for worker in late:
             worker.leave_by = NEVER
@@ -165,7 +165,7 @@ class Pool:
                 self._remember(worker)
 
     def _remember(self, worker: PoolWorker) -> None:
-        """Keep what a worker has done beyond its leaving; of very many, only of the last ones."""
+        """Keep the totals of a worker that has left; only the last ones of very many."""
         before = self._departed.pop(worker.url, None)
         if before is not None:
             worker.done += before.done
@@ -177,10 +177,10 @@ class Pool:
 
     @property
     def departed(self) -> list[PoolWorker]:
-        """Workers that have left, with what they have done."""
+        """Workers that have left, with their totals."""
         return list(self._departed.values())
 
-    # --- who gets a row ---
+    # --- assignment ---
 
     def assign(
         self,
@@ -192,15 +192,15 @@ class Pool:
         fits: Callable[[str], bool] = lambda _: True,
         alone: bool = False,
     ) -> str | None:
-        """Give a row to a worker; None: none has room.
+        """Assign a row to a worker, and return its URL; None: no worker has room.
 
         Args:
-            tokens: what the row is taken to cost.
-            prefix: rows with the same go to the same worker where its load allows.
-            avoid: who was not able to answer this row; they get it again only if no other takes rows at all.
-            never: who has refused this row; of the others those come first that take longer rows.
-            fits: whether a worker can be given this row.
-            alone: it is to have no other row.
+            tokens: estimated cost of the row.
+            prefix: rows with the same prefix go to the same worker where its load allows.
+            avoid: workers that failed to answer this row; they get it again only if no other takes rows at all.
+            never: workers that refused this row; of the others, those that accept longer rows come first.
+            fits: true for a worker that may get this row.
+            alone: the worker must have no other row.
         """
         takers = [each for each in self.workers.values() if each.has_room and each.url not in never and fits(each.url)]
         if alone:
@@ -223,11 +223,11 @@ class Pool:
         return chosen.url
 
     def takers(self, *, never: Collection[str] = (), fits: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """Workers that take rows, with room now or without."""
+        """Workers that take rows, with room or without."""
         return [url for url, each in self.workers.items() if each.takes_rows and url not in never and fits(url)]
 
     def home(self, prefix: bytes) -> str:
-        """Worker that rows with this prefix prefer, of those that take rows; empty: none takes any."""
+        """The worker that rows with this prefix prefer, among those that take rows; empty: none takes any."""
         found = self._homes.get(prefix)
         if found is None:
             takers = self.takers()
@@ -238,7 +238,7 @@ class Pool:
         return found
 
     def suits(self, prefix: bytes) -> bool:
-        """True if a row's preferred worker has room now; a row without a prefix can always go."""
+        """True if the preferred worker has room; always true for an empty prefix."""
         if not prefix:
             return True
         home = self.workers.get(self.home(prefix))
@@ -259,11 +259,11 @@ class Pool:
 
     @property
     def all_asked(self) -> bool:
-        """True once each was asked what it serves: only then is one tried that does not list a row's model."""
+        """True once each worker was asked for its models: only then is one tried that does not list a row's model."""
         return all(worker.asked for worker in self.workers.values())
 
     def release(self, url: str, tokens: int) -> None:
-        """A row that was assigned is not there any more, whatever became of it. Call after `succeeded` and its like."""
+        """Release an assigned row, whatever became of it. Call after `succeeded`, `failed` and the like."""
         worker = self.workers.get(url)
         if worker is not None:
             worker.rows -= 1
@@ -281,10 +281,10 @@ class Pool:
         """Number of workers that take rows."""
         return sum(worker.takes_rows for worker in self.workers.values())
 
-    # --- who is trusted ---
+    # --- outcomes ---
 
     def succeeded(self, url: str, tokens: Tokens) -> None:
-        """A row has its result by that worker; a refusal that counts is one too."""
+        """A worker has settled a row: with an answer, or with a refusal that counts."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -296,7 +296,7 @@ class Pool:
             worker.limit, worker.calm = worker.limit + 1, 0
 
     def spoke(self, url: str) -> None:
-        """A worker has answered, whatever it said: its engine lives."""
+        """A worker has sent an answer of any kind: its engine lives."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -306,7 +306,7 @@ class Pool:
             self._now_stands(worker, Standing.SERVING)
 
     def refused(self, url: str) -> None:
-        """A worker has refused a row, which is not decided by that."""
+        """A worker has refused a row; the refusal decides nothing yet."""
         worker = self.workers.get(url)
         if worker is not None:
             worker.retried += 1
@@ -320,7 +320,7 @@ class Pool:
             self._homes.clear()
 
     def end_stalls(self, now: Instant, jitter: float) -> None:
-        """Break workers that have stalled and have no rows left: each is probed, and tried with one row."""
+        """Mark stalled workers that have no rows left as broken: each is probed, and then tried with one row."""
         for worker in self.workers.values():
             if worker.stalled and not worker.rows:
                 worker.stalled = False
@@ -328,7 +328,7 @@ class Pool:
                     self._break(worker, now, jitter)
 
     def busy(self, url: str, why: str, now: Instant, jitter: float) -> None:
-        """A worker answered that it has too much to do: it gets one row less at once, for a while."""
+        """A worker answered that it is overloaded: its limit is one row lower for a while."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -339,7 +339,7 @@ class Pool:
             worker.retried += 1
 
     def failed(self, url: str, why: str, now: Instant, jitter: float, *, died: bool = False) -> None:
-        """A row was not answered there. `jitter`: from 0 to 1. `died`: it does not answer a probe either."""
+        """A worker failed to answer a row. `jitter`: from 0 to 1. `died`: it does not answer a probe either."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -366,7 +366,7 @@ class Pool:
         return [worker.url for worker in due]
 
     def probed(self, url: str, why: str, now: Instant, jitter: float, *, context: int = 0, version: str = "") -> None:
-        """The answer to a probe. `why`: what is wrong, as a sentence that follows the name; empty: nothing."""
+        """Result of a probe. `why`: the error, phrased to follow the worker's name; empty: none."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -385,16 +385,16 @@ class Pool:
             worker.probe_at = now + self._policy.joining_wait * (0.5 + 0.5 * jitter)
 
     def next_at(self) -> Instant:
-        """Time when something is due: a probe, or an end of grace."""
+        """Time when something is due: a probe, or the end of a grace period."""
         return min((min(each.probe_at, each.leave_by) for each in self.workers.values()), default=NEVER)
 
     def complaints(self) -> Iterator[str]:
-        """Complaints about each worker that does not serve."""
+        """One sentence for each worker that does not serve."""
         for worker in self.workers.values():
             if not worker.takes_rows:
                 yield f"worker {worker.url} {worker.because}"
 
 
 def _weight(prefix: bytes, url: str) -> bytes:
-    """Rendezvous hashing: who leaves or joins changes the places of its own prefixes alone."""
+    """Rendezvous hashing: a worker that joins or leaves moves only its own prefixes."""
     return blake2b(url.encode() + b"\0" + prefix, digest_size=8).digest()

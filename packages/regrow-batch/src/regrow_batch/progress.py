@@ -1,4 +1,4 @@
-"""A batch on a terminal while it runs: a table that keeps still where there is a terminal, lines elsewhere."""
+"""Shows a running batch: a table that is redrawn in place on a terminal, lines elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -23,10 +23,10 @@ MOST_WORKERS = 16
 
 
 def span(seconds: Seconds | None) -> str:
-    """A time in words: `1:02:03`, `42 s`; `?` where nobody can tell."""
+    """A duration as text: `1:02:03`, `42 s`; `?` if it is not known."""
     if seconds is None:
         return "?"
-    whole = ceil(seconds)  # "0 s" says that nothing is left
+    whole = ceil(seconds)  # rounded up, as "0 s" would mean that nothing is left
     if whole < 120:
         return f"{whole} s"
     hours, minutes = divmod(whole // 60, 60)
@@ -34,7 +34,7 @@ def span(seconds: Seconds | None) -> str:
 
 
 def headline(tally: Tally, now: Instant) -> str:
-    """Describe the progress in a line."""
+    """The progress as one line."""
     seen = max(now - tally.began, 1e-3)
     done = tally.before + tally.done
     parts = [
@@ -52,13 +52,13 @@ def headline(tally: Tally, now: Instant) -> str:
 
 
 class BatchProgress:
-    """Shows a batch, and what is said about it.
+    """Shows a batch and its messages.
 
     Args:
-        console: where.
+        console: the output.
         pool: the workers.
-        tally: what has happened.
-        quiet: show only what is said.
+        tally: counts of the batch.
+        quiet: show only messages.
         clock: the monotonic clock.
     """
 
@@ -95,7 +95,7 @@ class BatchProgress:
         self._console.print(escape(sentence), highlight=False, soft_wrap=True)
 
     def show(self) -> None:
-        """Bring the table up to date, or print a line if it is time for one. Called every `LIVE_S`."""
+        """Update the table, or print a line if one is due. Called every `LIVE_S`."""
         now = self._clock()
         if self._live is not None:
             self._live.update(self._table(now), refresh=True)
@@ -113,7 +113,7 @@ class BatchProgress:
         return f", from {low:,.1f} rows/s ({slow}) to {high:,.1f} ({fast})"
 
     def _rate(self, now: Instant) -> None:
-        """Rows a second of each worker since the last time, smoothed."""
+        """Update each worker's smoothed rate, in rows a second."""
         seen = now - self._rated
         if seen < LIVE_S:
             return

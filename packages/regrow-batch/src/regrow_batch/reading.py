@@ -1,4 +1,4 @@
-"""Reads the results of a batch that runs, or has run: what the journal has, or the output."""
+"""Reads the results of a running or finished batch from its journal, or from its output."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from regrow_batch.tables.files import open_unpacked
 
 
 def results_so_far(output: str, state: Path, journal: str = "") -> Iterator[bytes]:
-    """Each result once, as JSON without the line's end. It takes no lock: a head may go on writing meanwhile.
+    """Each result once, as JSON without a line end. It takes no lock: a head may write meanwhile.
 
     Args:
         output: of the batch.
         state: the folder for journals of outputs that are URLs.
-        journal: where it was told to be; empty: nowhere.
+        journal: the journal's path, if it was given; else empty.
 
-    Raises `UsageError` where there is no such batch, `BatchStopped` where it cannot be reached.
+    Raises `UsageError` if there is no such batch, `BatchStopped` if its files cannot be reached.
     """
     path = journal_path(output, state, journal)
     seen: set[int] = set()

@@ -1,8 +1,8 @@
-"""The journal as bytes: whose it is, which rows it has, what is torn. Pure.
+"""The encoding of the journal: its fingerprint, its rows, its checksums. Pure.
 
-The first line says to which input and parameters the journal belongs. Each further line is a row's number, a checksum,
-and the row's line of the output: `17 9f86d081884c7d65 {"id":…}`. A line that does not fit its checksum counts as not
-written, wherever it stands: a kill tears the last one, a power failure may tear any.
+The first line names the input and the parameters of the job. Each further line is a row's number, a checksum, and the
+row's line of the output: `17 9f86d081884c7d65 {"id":…}`. A line that does not match its checksum counts as not written,
+wherever it is: a kill tears the last line, a power failure may tear any.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ class JournalHead(msgspec.Struct):
 
     Attributes:
         regrow_batch_journal: the format's number.
-        fingerprint: what makes results what they are, by name.
-        rows: results that the output has; 0 while the job is not done.
-        kept: the journal has them too, as the output has not all of them.
-        unproven: error rows of these whose own fault that is not known to be.
-        size: of the output, in bytes; 0: not known, of one behind a URL.
+        fingerprint: inputs and parameters on which the results depend, by name.
+        rows: results in the output; 0 while the job is not done.
+        kept: the journal keeps its results, since the output does not contain all of them.
+        unproven: error rows that are not known to be at fault themselves.
+        size: of the output, in bytes; 0: not known, for an output behind a URL.
     """
 
     regrow_batch_journal: int
@@ -38,12 +38,12 @@ class JournalHead(msgspec.Struct):
 def encode_head(
     fingerprint: Mapping[str, str], rows: int = 0, unproven: int = 0, *, kept: bool = False, size: int = 0
 ) -> bytes:
-    """The first line, with its end."""
+    """Encode the first line, with its line end."""
     return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows, unproven, kept, size)) + b"\n"
 
 
 def decode_head(line: bytes) -> JournalHead | None:
-    """Decode the first line; None: this is no journal, or one of another format."""
+    """Decode the first line; None: this is no journal, or one of another format version."""
     try:
         head = msgspec.json.decode(line, type=JournalHead)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -52,12 +52,12 @@ def decode_head(line: bytes) -> JournalHead | None:
 
 
 def encode_row(number: int, result: bytes) -> bytes:
-    """The line of a row, with its end. `result`: JSON on one line."""
+    """Encode the line of a row, with its line end. `result`: JSON on one line."""
     return b"%d %016x %b\n" % (number, xxh3_64_intdigest(result, number), result)
 
 
 def decode_row(line: bytes) -> tuple[int, bytes] | None:
-    """A row's number and result, from a line without its end; None: the line is torn."""
+    """Decode a row's number and result from a line without its end; None: the line is torn."""
     at = line.find(b" ", 0, _LONGEST_NUMBER + 1)
     start = at + _SUM + 2
     if at <= 0 or len(line) < start or not line[:at].isdigit():

@@ -1,4 +1,4 @@
-"""Report of a batch at its end: sentences, a file for programs, a picture."""
+"""Report of a batch at its end: sentences, a JSON file, a picture."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ _LINE, _GREY = "#1f4e79", "#6b7280"
 
 
 class WorkerReport(msgspec.Struct):
-    """Work of a worker in the last run of the head."""
+    """Work of one worker in the last run of the head."""
 
     url: str
     rows: int
@@ -37,12 +37,12 @@ class WorkerReport(msgspec.Struct):
 
 
 class ErrorRows(msgspec.Struct):
-    """Error rows of a reason, with the first of them.
+    """Error rows that have the same reason.
 
     Attributes:
-        rows: how many there are.
-        theirs: of how many it is known to be their own fault.
-        custom_id, message: of the first.
+        rows: their number.
+        theirs: number of those that are known to be at fault themselves.
+        custom_id, message: of the first one.
     """
 
     rows: int = 0
@@ -52,12 +52,12 @@ class ErrorRows(msgspec.Struct):
 
 
 class BatchReport(msgspec.Struct):
-    """A batch that is done.
+    """A finished batch.
 
     `rows`, `error_rows`, `unproven_rows`, `errors`, `degenerate_rows`, `tokens`, `spent`, `models` and `penalties` are
-    of the whole output; the other figures of the head's last run. `unproven_rows`: error rows whose own fault that is
-    not known to be. `tokens`: of answers; `spent`: all; `cost`: of these, by --price. `finished`: choices of answers by
-    their finish reason.
+    count the whole output; the other figures are of the head's last run. `unproven_rows`: error rows that are not known
+    to be at fault themselves. `tokens`: of answers; `spent`: all tokens; `cost`: of `spent`, by --price. `finished`:
+    choices of answers by their finish reason.
     """
 
     output: str
@@ -101,7 +101,7 @@ class _Kept(msgspec.Struct):
 
 
 def error_of(result: bytes) -> RowError | None:
-    """Why a row has no answer, by its line; None: it has one."""
+    """The error of a result line; None: the row was answered."""
     return msgspec.json.decode(result, type=_Kept).error
 
 
@@ -118,7 +118,7 @@ class OutputCount:
     penalties: Counter[str] = field(default_factory=Counter)
 
     def take(self, result: bytes) -> None:
-        """Count a row, which this package has written."""
+        """Count a row of the output."""
         row = msgspec.json.decode(result, type=_Kept)
         self.degenerate += row.degenerate is not None
         if row.error is not None:
@@ -165,7 +165,7 @@ def this_run(tally: Tally, now: Instant) -> tuple[Seconds, float, float]:
 
 
 def sentences(report: BatchReport) -> Iterator[str]:
-    """The report for people."""
+    """The report as sentences for people."""
     bad = f", {report.error_rows:,} of them error rows" if report.error_rows else ""
     yield f"{report.rows:,} rows are in {report.output}{bad}"
     yield (
@@ -202,9 +202,9 @@ def sentences(report: BatchReport) -> Iterator[str]:
 
 
 def draw(report: BatchReport) -> bytes:
-    """A picture, as PNG: rows a second and workers that served, along time; rows of each worker.
+    """PNG picture: rows a second and serving workers over time; rows of each worker.
 
-    Raises `UsageError` without matplotlib.
+    Raises `UsageError` if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -220,7 +220,7 @@ def draw(report: BatchReport) -> bytes:
     rates: Axes = figure.add_subplot(grid[0, 0])
     serving: Axes = figure.add_subplot(grid[1, 0], sharex=rates)
     shares: Axes = figure.add_subplot(grid[:, 1])
-    # The last stretch is not over, so its rate is that of the part that has passed.
+    # The last stretch is incomplete, so its rate is that of the part that has passed.
     edges = [at * report.bucket_s for at in range(len(report.buckets))] + [report.seconds]
     widths = [max(right - left, 1e-3) for left, right in pairwise(edges)]
     rates.stairs([rows / width for rows, width in zip(report.buckets, widths, strict=True)], edges, color=_LINE)

@@ -1,6 +1,6 @@
-"""Fault for a row without an answer: the row's, the worker's, the pool's, or unknown. Pure.
+"""Side at fault for a row without an answer: the row, the worker, the pool, or unknown. Pure.
 
-One answer alone rarely tells. A refusal is only a doubt here: `evidence` decides it.
+One answer alone rarely decides. A refusal is only a doubt here: `evidence` decides it.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from regrow_batch.rows import BatchRow
 _BUSY = 429
 _RETRIED = {408, 425, 429}
 _WORKERS_FAULT = {401, 402, 403, 407}
-"""All rows would get that answer there: the worker wants a key, or another one, or to be paid."""
+"""The worker would answer every row so: it wants an API key, another key, or payment."""
 _BROKEN_OFF = frozenset(
     {
         "abort",
         "aborted",
-        "cancelled",  # TensorRT-LLM, and `timeout`
+        "cancelled",  # TensorRT-LLM, as is `timeout`
         "canceled",
         "error",
         "insufficient_system_resource",  # DeepSeek
         "timeout",
     }
 )
-"""Finish reasons of answers that the server itself gave up, in small letters."""
+"""Finish reasons of answers that the server itself gave up, in lower case."""
 _TALKS, _EMBEDS, _RESPONDS = "/completions", "/embeddings", "/responses"
 
 
@@ -43,10 +43,10 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A whole HTTP answer came. `retry_after`, `kind`: the headers Retry-After and Content-Type.
+    """A complete HTTP answer. `retry_after`, `kind`: the headers Retry-After and Content-Type.
 
-    `body`: without a mark of its encoding, and with U+FFFD for what is half a character, as clients have it.
-    `ended_early`: the period of the loop for which a stream was ended; 0: it was not.
+    `body`: without a byte order mark, and with U+FFFD in place of half a surrogate pair, as HTTP clients decode it.
+    `ended_early`: the period of the loop for which a stream was ended; 0: it was not ended.
     """
 
     status: int
@@ -57,18 +57,18 @@ class Answered:
     ended_early: int = 0
 
     def __post_init__(self) -> None:
-        """Make it readable: other JSON libraries take these, and so does whoever asks without this package."""
+        """Make the body readable for other JSON libraries and for programs that do not use this package."""
         object.__setattr__(self, "body", readable(self.body))
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No whole answer came.
+    """No complete answer arrived.
 
     Attributes:
-        why: follows the worker's name in a sentence.
+        why: phrased to follow the worker's name.
         hung: a deadline ended the wait.
-        strayed: the answer to another row came.
+        strayed: the answer to another row arrived.
     """
 
     why: str
@@ -85,7 +85,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Doubtful:
-    """The worker refuses the row, or answers nothing: its own fault or the row's. `answer`: the empty one."""
+    """The worker refuses the row, or answers with nothing: either may be at fault. `answer`: the empty one."""
 
     why: str
     answer: Answer | None = None
@@ -93,14 +93,14 @@ class Doubtful:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The row is to be sent again.
+    """The row must be sent again.
 
     Attributes:
-        why: follows the worker's name in a sentence.
-        fault: whose it is, as far as this answer tells; of the pool's no attempt of the row is counted.
-        at_once: nothing is gained by waiting: another worker can take it.
-        asked: what the worker wants to be waited for.
-        lost: the worker may have ended meanwhile, with all rows that it had.
+        why: phrased to follow the worker's name.
+        fault: side at fault as far as this answer shows; a failed attempt by the pool's fault does not count.
+        at_once: send without a wait, since another worker can take the row.
+        asked: wait that the worker asks for.
+        lost: the worker may have died with all its rows.
     """
 
     why: str
@@ -115,9 +115,9 @@ class RetryPolicy:
     """Number and times of a row's attempts.
 
     Attributes:
-        attempts: their number; then it becomes an error row.
+        attempts: their number; after the last one the row becomes an error row.
         base: the first wait, which doubles with each attempt.
-        most: the longest wait; a worker that asks for a longer one is not obeyed beyond it.
+        most: the longest wait, even if a worker asks for a longer one.
     """
 
     attempts: int = 8
@@ -125,12 +125,12 @@ class RetryPolicy:
     most: Seconds = 30.0
 
     def wait(self, attempt: int, again: Again, jitter: float) -> Seconds:
-        """Wait after the attempt of that number, from 1.
+        """Wait after a failed attempt.
 
         Args:
-            attempt: the one that failed.
+            attempt: its number, from 1.
             again: how it failed.
-            jitter: drawn from 0 to 1. Half of the wait is random, so that rows that failed together come back apart.
+            jitter: random, from 0 to 1. Half of the wait is random, so that rows that failed together return apart.
         """
         if again.at_once and attempt == 1:
             return 0.0
@@ -139,7 +139,7 @@ class RetryPolicy:
 
 
 def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Accept | Doubtful | Again:
-    """Judge a row's outcome. `wall`: seconds since the epoch, for a Retry-After that is a date."""
+    """Judge the outcome of an attempt. `wall`: seconds since the epoch, for a Retry-After that is a date."""
     if isinstance(outcome, Unanswered):
         if outcome.strayed:
             return Again(outcome.why, Fault.WORKER, at_once=True)
@@ -161,12 +161,12 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
 
 
 def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
-    """Read what an answer of status 200 says."""
+    """Judge the body of an answer of status 200."""
     answer = read_answer(outcome.body)
     talks, embeds = row.page.endswith(_TALKS), row.page.endswith(_EMBEDS)
     if answer is None:
         if not talks and not embeds and outcome.body.lstrip()[:1] == b"[" and is_sound(outcome.body):
-            return Accept(Answer())  # rerankers and classifiers answer with a list alone
+            return Accept(Answer())  # rerankers and classifiers answer with a bare list
         why = f"answered {_what(outcome)} instead of JSON, with status {outcome.status}"
         return Again(why, Fault.WORKER, at_once=True)
     if (wrong := said_wrong(outcome.body)) is not None:
@@ -202,12 +202,12 @@ def _judge_embeddings(answer: Answer, row: BatchRow) -> Accept | Again:
 
 
 def _is_embedding(found: Any) -> bool:
-    """True if it has something, and in a list no null, which stands for what is no number."""
+    """True if it has content, and, if a list, no null, which stands for NaN."""
     return bool(found) and not (isinstance(found, list) and None in found)
 
 
 def _distinct(indexes: Sequence[Any]) -> int:
-    """Number of different answers, by their places; servers that do not count give all the same one, or none."""
+    """Number of different answers, by their indexes; servers that do not count give all the same index, or none."""
     known = [each for each in indexes if isinstance(each, int)]
     places = len(set(known))
     return places if places > 1 and len(known) == len(indexes) else len(indexes)
@@ -225,7 +225,7 @@ def _what(outcome: Answered) -> str:
 
 
 def _asked(header: str, wall: Seconds) -> Seconds:
-    """The header's seconds, or seconds until its date; 0.0 of none and of nonsense."""
+    """The header in seconds, or the seconds until its date; 0.0 if it is missing or invalid."""
     try:
         return max(0.0, float(header))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A row of the input, and the line that becomes of it: OpenAI's batch format. Pure."""
+"""A row of the input, and its result line: OpenAI's batch format. Pure."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import msgspec
 from regrow_batch.answers import is_sound, said_wrong
 
 ANSWER_TOKENS = 256
-"""Assumed cost of an answer if the row sets no limit."""
+"""Estimated length of an answer if the row sets no limit."""
 BYTES_A_TOKEN = 4
 _NAME = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _PLAIN = {"/v1/chat/completions", "/v1/completions"}
@@ -47,7 +47,7 @@ class _Response(msgspec.Struct):
 
 
 class RowError(msgspec.Struct, omit_defaults=True):
-    """Why a row has no answer. `fault`: whose fault that is, of `retries.Fault`; empty: a line that is older."""
+    """Error of a row. `fault`: the side at fault, of `retries.Fault`; empty in lines of older versions."""
 
     code: str
     message: str
@@ -55,18 +55,18 @@ class RowError(msgspec.Struct, omit_defaults=True):
 
     @property
     def is_its_own(self) -> bool:
-        """True if it is known to be the row's own fault: no worker would have answered it."""
+        """True if the row is known to be at fault itself: no worker would have answered it."""
         return self.fault == "row" or (not self.fault and self.code == "invalid_row")
 
 
 class Served(msgspec.Struct, omit_defaults=True):
-    """Worker that has answered a row.
+    """Worker that answered a row.
 
     Attributes:
         worker: its address.
-        model: as the answer names it.
+        model: its name in the answer.
         version: of the server, as the answer or the server says.
-        penalty: what it does with the LZ penalty of the row: "heeded", "missing", "unknown"; empty: none is asked for.
+        penalty: how it treats the row's LZ penalty: "heeded", "missing", "unknown"; empty: the row asks for none.
     """
 
     worker: str
@@ -90,15 +90,15 @@ class BatchRow:
 
     Attributes:
         number: its place in the input, from 0; blank lines are no rows.
-        custom_id: what the user calls it.
-        url: the path at the worker, `/v1/chat/completions` for example.
+        custom_id: the name that the user gave it.
+        url: the path at the worker, for example `/v1/chat/completions`.
         body: the request, in JSON.
-        tokens: what it is taken to cost: prompt and answer.
-        streams: whether its answer is asked for as a stream, to be ended where it loops.
+        tokens: estimated cost: prompt and answer.
+        streams: whether its answer is requested as a stream, to be ended where it loops.
         prefix: the beginning of the prompt, for affinity.
-        model: which it asks for; empty: it does not say.
+        model: the one that it asks for; empty: it names none.
         penalized: whether it asks for the LZ penalty.
-        answers: choices, or embeddings, that it asks for.
+        answers: number of choices, or embeddings, that it asks for.
     """
 
     number: int
@@ -114,21 +114,21 @@ class BatchRow:
 
     @property
     def page(self) -> str:
-        """The path without what is asked of it behind a question mark."""
+        """The path without its query."""
         return page_of(self.url)
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Rows of the same kind go to the same page of the same model: who answers one should answer another."""
+        """The page and the model: a worker that answers one row of a kind should answer another."""
         return self.url, self.model
 
     @property
     def whole(self) -> "BatchRow":
-        """The same, asked for in one piece: not every server that answers can stream."""
+        """The same row without streaming, since not every server can stream."""
         return replace(self, body=_unstreamed(self.body), streams=False) if self.streams else self
 
     def with_fields(self, fields: dict[str, object]) -> "BatchRow":
-        """The same with these fields instead of its own of that name, where it has them, and in one piece."""
+        """The same row without streaming, with these values for the fields that it has."""
         body: dict[str, object] = dict(msgspec.json.decode(self.whole.body, type=dict[str, msgspec.Raw]))
         asked = {name: value for name, value in fields.items() if name in body or name == "max_tokens"}
         return replace(self, body=msgspec.json.encode(body | asked), streams=False)
@@ -136,7 +136,7 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row with a name that cannot be sent."""
+    """A row with a name that cannot be sent to a worker."""
 
     number: int
     custom_id: str
@@ -145,13 +145,13 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowReading:
-    """Parameters of reading rows. They change the results, so they are part of the job's fingerprint.
+    """Parameters of reading rows. They change the results, so they belong to the job's fingerprint.
 
     Attributes:
-        model: asked for instead of each row's own; empty: the row's own.
-        url: sent to instead of each row's own; empty: the row's own.
+        model: replaces each row's own; empty: the row's own.
+        url: replaces each row's own; empty: the row's own.
         ends_loops: whether answers are streamed and ended when they loop.
-        prefix_bytes: how much of a prompt decides about affinity; 0: none. No part of the fingerprint.
+        prefix_bytes: length of the prompt's prefix that decides about affinity; 0: none. Not part of the fingerprint.
     """
 
     model: str = ""
@@ -167,12 +167,12 @@ class _Prompts(msgspec.Struct):
 
 
 def page_of(url: str) -> str:
-    """The path of a url, without what stands behind a question mark: Azure has the API's version there."""
+    """The path of a URL without its query, in which Azure puts the API's version."""
     return url.partition("?")[0].rstrip("/")
 
 
 def name_of(line: bytes) -> str:
-    """The `custom_id` of a line, also of one that cannot be sent. Raises `ValueError`, which says what is wrong."""
+    """The `custom_id` of a line, even if the row cannot be sent. Raises `ValueError` that names the error."""
     try:
         name = msgspec.json.decode(line, type=_Named).custom_id
     except msgspec.ValidationError as error:
@@ -187,7 +187,7 @@ def name_of(line: bytes) -> str:
 
 
 def _readable_name(line: bytes) -> str:
-    """The first `custom_id` of a line that is no sound JSON; empty where that cannot be read either."""
+    """The first `custom_id` of a line of invalid JSON; empty if it cannot be read either."""
     found = _NAME.search(line)
     try:
         return msgspec.json.decode(found.group(1), type=str) if found is not None else ""
@@ -196,12 +196,12 @@ def _readable_name(line: bytes) -> str:
 
 
 def read_row(line: bytes, number: int, reading: RowReading) -> BatchRow | BadRow:
-    """A row from its line, which has a `custom_id`."""
+    """Read a row from its line, which has a `custom_id`."""
     try:
         found = msgspec.json.decode(line, type=_Line)
         msgspec.json.decode(
             found.body
-        )  # all of it: what is passed over is not looked at, and a worker would choke on it
+        )  # decodes all of it: fields that are skipped below are not checked, and would reach a worker
         asked = msgspec.json.decode(found.body, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadRow(number, name_of(line), _said(error))
@@ -231,12 +231,12 @@ def _asks_for_lz(extra: object) -> bool:
 
 
 def _count(value: float | None) -> int:
-    """A number of tokens or of choices, as an estimate; 0: none is said. The worker judges what it is given."""
+    """A number of tokens or choices as an estimate; 0: the row sets none. The worker checks the real value."""
     return max(int(value), 1) if value else 0
 
 
 def _prompts(asked: msgspec.Raw) -> int:
-    """Number of prompts in a field: a list of texts, or of lists of tokens, has several."""
+    """Number of prompts in a field, which may be one prompt or a list of texts or token lists."""
     text = bytes(asked).lstrip()
     if text[:1] != b"[" or text[1:].lstrip()[:1] not in (b'"', b"["):
         return 1
@@ -248,7 +248,7 @@ def _said(error: Exception) -> str:
 
 
 def _is_plain(asked: _Asked) -> bool:
-    """True if an answer's pieces can be put together again: one choice of text alone."""
+    """True if a streamed answer can be joined again: it must have one choice, of text alone."""
     return asked.n in (None, 1) and not asked.tools and not asked.logprobs
 
 
@@ -257,7 +257,7 @@ def _changed(body: bytes, model: str, streams: bool) -> bytes:
     if model:
         fields["model"] = model
     if streams:
-        # vLLM and SGLang then count an answer that is ended early; who refuses the option is asked for a whole answer.
+        # vLLM and SGLang then count an answer that is ended early. Servers that refuse this are asked without a stream.
         fields |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return msgspec.json.encode(fields)
 
@@ -268,7 +268,7 @@ def _unstreamed(body: bytes) -> bytes:
 
 
 def _prompt(body: bytes, count: int) -> bytes:
-    """The first bytes of the prompt: of all messages, one behind the other, without what JSON has around them."""
+    """The first bytes of the prompt: the texts of all messages, joined, without JSON syntax."""
     if not count:
         return b""
     asked = msgspec.json.decode(body, type=_Prompts)
@@ -293,14 +293,14 @@ def answered(
     degenerate: dict[str, str | int] | None = None,
     served: Served | None = None,
 ) -> bytes:
-    """The line of a row that was answered. `body`: JSON."""
+    """The result line of an answered row. `body`: JSON."""
     return _line(row, _Response(status, request_id, _on_one_line(body)), None, degenerate, served)
 
 
 def refused(
     row: BatchRow, status: int, body: bytes, *, fault: str, code: str = "", request_id: str = "", worker: str = ""
 ) -> bytes:
-    """The line of a row that a worker refuses. `body`: as it came, maybe no JSON. `code`: empty: by its status."""
+    """The result line of a refused row. `body`: as received, maybe not JSON. `code`: empty: by its status."""
     wrong = said_wrong(body)
     reason = f": {wrong[1]}" if wrong is not None and wrong[1] else ""
     error = RowError(code or f"http_{status}", f"the worker refuses the row with status {status}{reason}", fault)
@@ -310,7 +310,7 @@ def refused(
 
 
 def failed(row: BatchRow | BadRow, code: str, message: str, fault: str) -> bytes:
-    """The line of a row that has no answer."""
+    """The result line of a row that got no answer."""
     return _line(row, None, RowError(code, message, fault))
 
 

@@ -1,4 +1,4 @@
-"""The input, read twice: once to know its rows and to name what is wrong with it, once to send what remains."""
+"""The input, read twice: first to count and check its rows, then to send those that remain."""
 
 from array import array
 from codecs import BOM_UTF8
@@ -22,15 +22,15 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass
 class Scan:
-    """Contents of an input: nine bytes a row, and eight more while it is read first.
+    """Contents of an input. Uses nine bytes of memory a row, and eight more during the scan.
 
     Attributes:
-        source: where it is read.
+        source: the input.
         digest: of all its bytes.
         size: in bytes.
-        states: of each row.
+        states: one of each row.
         lines: a hash of each row.
-        malformed, repeated: how many lines are no rows.
+        malformed, repeated: numbers of lines that are no rows.
         complaints: sentences about the first of them.
     """
 
@@ -45,7 +45,7 @@ class Scan:
 
     @property
     def place(self) -> str:
-        """Name of the input."""
+        """Name of the input, for messages."""
         return self.source.place
 
     @property
@@ -55,20 +55,20 @@ class Scan:
 
     @property
     def done(self) -> int:
-        """Number of results that are there."""
+        """Number of results that exist."""
         return self.states.count(DONE)
 
     def complain(self, line: int, what: str) -> None:
-        """Keep a sentence about a line, if there are not many yet."""
+        """Keep a sentence about a line, unless there are many already."""
         if len(self.complaints) < MOST_SHOWN:
             self.complaints.append(f"{self.place}, {self.source.unit} {line}: {what}")
 
 
 def scan(source: RowSource | str) -> Scan:
-    """Read an input through. Raises `UsageError` where it cannot be read, or has no row.
+    """Read all of an input. Raises `UsageError` if it cannot be read, or has no row.
 
     Args:
-        source: where it is read; or the place of a file that has a row in each line.
+        source: the input, or the path or URL of a file with a row in each line.
     """
     found = Scan(RowLines(source) if isinstance(source, str) else source)
     digest, names = xxh3_128(), array("Q")
@@ -102,7 +102,7 @@ def scan(source: RowSource | str) -> Scan:
 
 
 def _no_digest(_: bytes) -> None:
-    """Lines that were read before are known one by one."""
+    """No digest is needed at the second reading: each line is compared with its hash."""
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -114,7 +114,7 @@ def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _leave_out_repeated(found: Scan, names: "array[int]") -> None:
-    """Of rows with the same `custom_id` the first counts. Hashes tell which may be the same, the ids which are."""
+    """Keep the first of the rows with the same `custom_id`. Hashes find candidates, the names themselves decide."""
     import numpy
 
     ordered = numpy.sort(numpy.frombuffer(names, dtype=numpy.uint64))
@@ -136,7 +136,7 @@ def _leave_out_repeated(found: Scan, names: "array[int]") -> None:
 
 
 def hold_to(found: Scan, number: int, line_number: int, line: bytes) -> None:
-    """Raise `BatchStopped` where a line that was read before is another now: its answer would be of the first."""
+    """Raise `BatchStopped` if a line has changed since the scan: its result would belong to the earlier line."""
     if number >= len(found.states):
         raise BatchStopped(f"{found.place} has grown while it was read", hint="let it be as it was")
     if found.lines[number] not in (0, xxh3_64_intdigest(line)):
@@ -150,8 +150,8 @@ class Feed:
     """The rows that remain, in the input's order.
 
     Args:
-        found: what the input has; rows that are done are passed over.
-        reading: how rows are read.
+        found: the scan of the input; rows that are done are skipped.
+        reading: parameters of reading rows.
     """
 
     def __init__(self, found: Scan, reading: RowReading) -> None:
@@ -161,7 +161,7 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """True if no more rows will come: a file has all of its rows."""
+        """True if no more rows will come. A file has all of its rows from the start."""
         return True
 
     def read(self) -> list[BatchRow | BadRow]:
@@ -186,6 +186,6 @@ class Feed:
         return rows
 
     def close(self) -> None:
-        """Let go of the input."""
+        """Close the input."""
         if isinstance(self._stream, Generator):
             self._stream.close()

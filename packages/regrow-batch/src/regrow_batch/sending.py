@@ -1,4 +1,4 @@
-"""Rows over HTTP: one attempt at one worker, whole or as a stream that is ended where it loops."""
+"""Sends rows over HTTP: one attempt at one worker, as a whole answer or as a stream that is ended where it loops."""
 
 import asyncio
 import os
@@ -26,19 +26,19 @@ PROBE_S: Seconds = 5.0
 _PROBE_LIMIT = aiohttp.ClientTimeout(total=PROBE_S)
 _HEADERS = {"Content-Type": "application/json"}
 _MOST_BYTES = 1 << 30
-"""Of an answer: who sends more will never end, and fills this machine's memory."""
+"""Largest answer: a worker that sends more may never end, and would fill this machine's memory."""
 _ENDLESS = f"sent more than {_MOST_BYTES >> 30} GiB as its answer"
 
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """A worker's description of itself.
+    """Result of a probe.
 
     Attributes:
-        why: the error, as a sentence that follows its name; empty: none.
-        models: that it lists; none: it does not say.
-        context: the longest row that any of these takes, in tokens; 0: it does not say.
-        version: of the server; empty: it does not say.
+        why: the error, phrased to follow the worker's name; empty: none.
+        models: those that it lists; none: it lists nothing.
+        context: the longest row that any of these accepts, in tokens; 0: not known.
+        version: of the server; empty: not known.
     """
 
     why: str = ""
@@ -48,14 +48,14 @@ class ProbeAnswer:
 
 
 class Sender(Protocol):
-    """Sender of rows."""
+    """Sends rows to workers."""
 
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
-        """One attempt of a row at a worker; raises nothing that belongs to the world."""
+        """Try a row at a worker once. Network errors are returned, not raised."""
         ...
 
     async def probe(self, url: str) -> ProbeAnswer:
-        """Ask whether a worker is there, and what it serves."""
+        """Ask a worker for its health and its models."""
         ...
 
 
@@ -63,9 +63,9 @@ class HttpSender:
     """Sends rows to OpenAI-compatible servers.
 
     Args:
-        session: connections that are used again, as many as are wanted.
+        session: pooled connections, without a limit on their number.
         single: opens a connection for each request.
-        timeout: of a whole answer, in seconds.
+        timeout: of a whole attempt, in seconds.
     """
 
     def __init__(self, session: aiohttp.ClientSession, single: aiohttp.ClientSession, timeout: Seconds) -> None:
@@ -79,7 +79,7 @@ class HttpSender:
     @classmethod
     @asynccontextmanager
     async def open(cls, *, timeout: Seconds, key: str = "") -> AsyncIterator[Self]:
-        """A sender with its connections. `key`: what workers want to be shown."""
+        """A sender with open connections. `key`: the API key that is sent to workers."""
         headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
 
         def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
@@ -93,10 +93,10 @@ class HttpSender:
             yield cls(many, single, timeout)
 
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
-        """One attempt of a row at a worker.
+        """Try a row at a worker once.
 
-        A refusal on a connection that had an answer before may be the second answer to the row before: few servers
-        say in a refusal which request they mean. The row is then sent once more, on a connection of its own.
+        A refusal on a reused connection may be a second answer to the row before it, since few servers name the request
+        in a refusal. The row is then sent once more, on a connection of its own.
         """
         outcome, named, used_before = await self._named(self._session, url, row)
         if isinstance(outcome, Answered) and not named and used_before and _is_refusal(outcome, row):
@@ -106,14 +106,14 @@ class HttpSender:
     async def _named(
         self, session: aiohttp.ClientSession, url: str, row: BatchRow
     ) -> tuple[Answered | Unanswered, bool, bool]:
-        """The outcome, whether it names this request, and whether its connection had another before."""
+        """The outcome, whether it names this request, and whether its connection was used before."""
         connection = _Connection()
         _CONNECTION.set(connection)
         number = next(self._numbers)
         outcome = await self._send(session, url, row, number)
         found = self._named_by(outcome) if isinstance(outcome, Answered) else None
         if found not in (None, number):
-            # It was released when its answer was whole, and the answer to this row may come on it yet.
+            # The pool already has the connection back, and the answer to this row may still arrive on it.
             connection.abort()
             outcome = Unanswered("answered another row than it was asked", strayed=True)
         return outcome, found is not None, connection.used_before
@@ -144,7 +144,7 @@ class HttpSender:
         return None if found is None else int(found[1])
 
     async def probe(self, url: str) -> ProbeAnswer:
-        """Ask a worker how it is and which models it has; having no page for either is good enough."""
+        """Ask a worker for its health and its models. A server without these pages counts as healthy."""
         health = await self._page(url, "/health")
         if health.why and not health.missing:
             return ProbeAnswer(health.why)
@@ -178,23 +178,23 @@ class _Connection:
         self._transport: asyncio.Transport | None = None
 
     def take(self, transport: asyncio.Transport | None, *, used_before: bool) -> None:
-        """Take the connection that the attempt is given."""
+        """Record the connection that the attempt got."""
         self._transport, self.used_before = transport, used_before
 
     def abort(self) -> None:
-        """End it: who has taken it meanwhile sends its row again."""
+        """Abort the connection. An attempt that has taken it meanwhile sends its row again."""
         if self._transport is not None:
             self._transport.abort()
 
 
 _CONNECTION: ContextVar[_Connection] = ContextVar("connection")
-"""Of the attempt that this task makes."""
+"""The connection of the attempt that this task makes."""
 
 
 class _Connections(aiohttp.TCPConnector):
-    """Connections of which none is used again on which something came that nobody had asked for.
+    """Never reuses a connection on which unrequested data has arrived.
 
-    A worker, or a proxy before it, that answers a request twice would else answer the next row with that.
+    Otherwise the second of two answers by a worker, or by a proxy, would be taken for the answer to the next row.
     """
 
     def __init__(self, *, limit: int, ttl_dns_cache: int) -> None:
@@ -216,7 +216,7 @@ class _Connections(aiohttp.TCPConnector):
 
 @dataclass(frozen=True)
 class _Page:
-    """A page of a worker. `missing`: it has no such page."""
+    """A page of a worker. `missing`: the worker has no such page."""
 
     why: str = ""
     missing: bool = False
@@ -237,7 +237,7 @@ class _Version(msgspec.Struct):
 
 
 def _models(body: bytes) -> tuple[frozenset[str], int]:
-    """Models in a list, and the longest row that it takes."""
+    """Models in a list, and the longest row that it allows."""
     try:
         found = msgspec.json.decode(body, type=_Models).data
     except NOT_READ:
@@ -254,7 +254,7 @@ def _version(body: bytes) -> str:
 
 
 def _text_of(error: Exception) -> str:
-    """Text of a connection's error, without its library's words around it."""
+    """Text of a connection error without the library's prefix."""
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = error.os_error
         if reason.errno is not None and reason.errno > 0:
@@ -284,7 +284,7 @@ async def _whole(response: aiohttp.ClientResponse) -> Answered | Unanswered:
 
 
 async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered | Unanswered:
-    """Read a stream of events to its end, or to where it loops: the worker then finds that nobody listens."""
+    """Read a stream of events to its end, or until it loops: closing the connection then ends the request."""
     text = StreamedText(chat=row.url.endswith("/chat/completions"))
     size = 0
     try:
@@ -314,5 +314,5 @@ def _header(response: aiohttp.ClientResponse, name: str) -> str:
 
 
 def _sound(text: str) -> str:
-    """A header's text with U+FFFD for what is no UTF-8: it stands in results and messages."""
+    """A header's text, with U+FFFD for bytes that are not UTF-8, since it appears in results and messages."""
     return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Puts the parts of a streamed answer together as the whole would have come, and sees when it runs in circles. Pure."""
+"""Joins the parts of a streamed answer into the answer as one piece, and detects when it loops. Pure."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import msgspec
 from regrow_batch.circles import LoopWatch
 
 _JOINED = {"content", "reasoning", "reasoning_content", "refusal", "arguments", "text"}
-"""Fields that come in pieces, one behind the other."""
+"""Fields that arrive in pieces, to be concatenated."""
 _WATCHED = ("content", "reasoning", "reasoning_content", "refusal", "text")
 _OBJECTS = {"chat.completion.chunk": "chat.completion"}
 
@@ -17,10 +17,10 @@ class _Indexed(msgspec.Struct):
 
 
 class StreamedText:
-    """Puts the parts of one answer together.
+    """Joins the parts of one answer.
 
     Args:
-        chat: whether the answer is a chat's message, or a completion's text.
+        chat: true for a chat message, false for a completion's text.
     """
 
     def __init__(self, *, chat: bool) -> None:
@@ -29,17 +29,17 @@ class StreamedText:
         self._choices: dict[int, dict[str, Any]] = {}
         self._watches: dict[tuple[int, str], LoopWatch] = {}
         self.loop = 0
-        """The period of the loop that was seen; 0: none."""
+        """The period of the detected loop; 0: none."""
         self.error: bytes = b""
-        """An event that says that something went wrong, as it came."""
+        """An error event, as received."""
 
     @property
     def finished(self) -> bool:
-        """True if each choice has said why it has ended."""
+        """True if each choice has a finish reason."""
         return bool(self._choices) and all(each.get("finish_reason") for each in self._choices.values())
 
     def take(self, event: bytes) -> None:
-        """Take in the JSON of one event. Raises `msgspec.DecodeError`."""
+        """Add the JSON of one event. Raises `msgspec.DecodeError`."""
         part = msgspec.json.decode(event, type=dict[str, Any])
         if part.get("error"):
             self.error = event
@@ -54,7 +54,7 @@ class StreamedText:
         choice = self._choices.setdefault(index, {"index": index})
         delta = msgspec.convert(part.pop("delta", None) or {}, dict[str, Any])
         if self._chat:
-            part.pop("message", None)  # a stream has none, but what becomes one
+            part.pop("message", None)  # a stream has no such field, but the joined answer has
         _merge(choice, part)
         if self._chat:
             _merge(choice.setdefault("message", {"role": "assistant", "content": None}), delta)
@@ -64,7 +64,7 @@ class StreamedText:
                 self.loop = self._watches.setdefault((index, name), LoopWatch()).take(text)
 
     def body(self) -> bytes:
-        """The answer as it would have come in one piece; of a loop as much as there was, ended by `length`."""
+        """The answer as one piece; for a loop, the text so far, with the finish reason `length`."""
         if self.error:
             return self.error
         whole = dict(self._whole)
@@ -84,7 +84,7 @@ class StreamedText:
         message = choice.get("message")
         if message is None or not self._chat:
             return choice if self._chat else {"text": "", **choice}
-        # The first part has an empty text where a whole message has none, beside thoughts or calls alone.
+        # A first part has an empty text where a whole message with only reasoning or tool calls has none.
         others = any(message.get(name) for name in ("reasoning", "reasoning_content", "refusal", "tool_calls"))
         if not message["content"] and others:
             message["content"] = None
@@ -96,7 +96,7 @@ class StreamedText:
 
 
 def _merge(known: dict[str, Any], part: dict[str, Any]) -> None:
-    """Add the fields of a part: texts and lists go on, others are what was said last."""
+    """Add the fields of a part: texts and lists are appended, other values replace the earlier ones."""
     for name, value in part.items():
         before = known.get(name)
         if value is None:
@@ -121,5 +121,5 @@ def _merged_by_index(known: list[dict[str, Any]], parts: list[dict[str, Any]]) -
 
 
 def _index_of(part: object) -> int:
-    """Raises `msgspec.ValidationError` where it has none."""
+    """Index of a part. Raises `msgspec.ValidationError` if it has none."""
     return msgspec.convert(part, _Indexed).index

@@ -1,4 +1,4 @@
-"""Counts of a batch until now, in bounded memory whatever its length. Pure."""
+"""Counts of a batch so far, in bounded memory for a batch of any length. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ class Tally:
     """Counts of one run of the head.
 
     Attributes:
-        rows: results that there will be.
-        before: results that earlier runs have left.
-        began: when this run began.
+        rows: results that the batch will have.
+        before: results of earlier runs.
+        began: start of this run.
         done: results of this run.
         errors: error rows, of earlier runs too.
         tokens: of this run.
-        retries: attempts that were made again, by reason.
-        degenerate: answers that run in circles, of earlier runs too; `ended`: how many this run has ended early.
+        retries: repeated attempts, by reason.
+        degenerate: answers that loop, of earlier runs too; `ended`: the number that this run ended early.
         finished: choices of answers in this run by their finish reason.
     """
 
@@ -39,12 +39,12 @@ class Tally:
     finished: Counter[str] = field(default_factory=Counter)
     width: Seconds = 1.0
     buckets: list[int] = field(default_factory=list)
-    """Results in each stretch of `width` seconds since the beginning."""
+    """Results in each interval of `width` seconds since the start."""
     workers: list[int] = field(default_factory=list)
-    """Number of workers that served at its end."""
+    """Number of serving workers at the end of each interval."""
 
     def result(self, now: Instant, *, tokens: Tokens | None = None, error: bool = False) -> None:
-        """A row has got its result."""
+        """Count a row's result."""
         self.done += 1
         self.errors += error
         if tokens is not None:
@@ -53,11 +53,11 @@ class Tally:
         self.buckets[-1] += 1
 
     def retried(self, why: str) -> None:
-        """A row is sent again. `why`: follows the worker's name in a sentence."""
+        """Count a row that is sent again. `why`: phrased to follow the worker's name."""
         self.retries[why if why in self.retries or len(self.retries) < MOST_REASONS else "failed otherwise"] += 1
 
     def serving(self, now: Instant, workers: int) -> None:
-        """Note the number of workers that serve at present."""
+        """Note the number of serving workers."""
         self._grow(now)
         self.workers[-1] = workers
 
@@ -79,7 +79,7 @@ class Tally:
         return self.rows - self.before - self.done
 
     def rate(self, now: Instant) -> float:
-        """Rows a second, of late."""
+        """Rows a second over the last intervals."""
         seen = now - self.began
         if seen <= 0:
             return 0.0
@@ -89,7 +89,7 @@ class Tally:
         return sum(last) / max(seen - start, 1e-3)
 
     def remaining(self, now: Instant) -> Seconds | None:
-        """Until the end, at the present rate, never 0 while rows wait; None: nobody can tell."""
+        """Time until the end at the present rate, never 0 while rows wait; None: not known."""
         rate = self.rate(now)
         if not self.left:
             return 0.0

@@ -1,7 +1,9 @@
-"""Trainings without code, trainers of others, and ways into regrow: what stands on the engine as a script does.
+"""Training from recipes, adapters for other libraries' trainers, and tools to move a script to regrow.
 
-* `recipes`: models trained by a file of a few lines.
+All of it is built on the engine as a script is.
+
+* `recipes`: models trained from a file of a few lines.
 * `adapters`: trainers of other libraries, whose updates become steps.
-* `port`: the changes that a script needs, by its text alone. Pure.
-* `compat`: the names of another product.
+* `port`: proposes the changes that a script needs, from its text alone. Pure.
+* `compat`: the Python names of HyperPod.
 """

@@ -8,7 +8,7 @@ import click
 @click.command()
 @click.argument("script", type=click.Path(path_type=Path))
 def port(script: Path) -> int:
-    """Print what SCRIPT would change for regrow, as a diff, and what in it is to know. Nothing of it is run.
+    """Print the changes that SCRIPT needs for regrow, as a diff, and notes on it. None of it is run.
 
     The diff goes to standard output: regrow port train.py | patch -p0. Without a diff the exit code is 1.
     """
@@ -16,7 +16,7 @@ def port(script: Path) -> int:
     from regrow_recipes.port.proposing import propose
 
     source = read_source(script)
-    # `patch` takes no absolute path for a file that it may change.
+    # `patch` does not change a file with an absolute path.
     shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
     made = propose(source.text, str(shown), modules_beside(script, source.text))
     for line in made.says:

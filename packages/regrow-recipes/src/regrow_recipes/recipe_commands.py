@@ -1,4 +1,4 @@
-"""Commands that train by a recipe."""
+"""Commands that train from a recipe."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GPU_MEMORY: Final = "80GB"
 _SCRIPT: Final = "regrow_recipes.recipes"
 _SIZES: Final = ("nproc_per_node", "nnodes", "local_nodes", "spares", "standalone")
-"""Flags that decide the world at the start; the recipe decides the rest."""
+"""Flags that set the initial world size; the recipe sets the rest."""
 
 
 @click.command(cls=options.RunCommand, context_settings={"token_normalize_func": torchrun.spelled_out})
@@ -46,7 +46,7 @@ def train(
 ) -> int:
     """Train by RECIPE, a TOML file or one of pretrain, full, lora, dpo and grpo: no script is needed.
 
-    Takes what `regrow run` takes. `regrow recipes show lora` lists what a recipe may say.
+    Takes the options of `regrow run`. `regrow recipes show lora` lists the keys of a recipe.
     """
     from regrow.launch.job import RunFlags, world_of
     from regrow_recipes.recipes.resolving import account, resolve, write_run
@@ -74,12 +74,12 @@ def train(
 
 @click.group()
 def recipes() -> None:
-    """List the recipes, show their keys, and check what one would do."""
+    """List the recipes, show their keys, and check a recipe without running it."""
 
 
 @recipes.command("list")
 def list_() -> None:
-    """The methods that there are."""
+    """List the methods."""
     from regrow_recipes.recipes.reading import METHODS, method_text
 
     for name in METHODS:
@@ -89,7 +89,7 @@ def list_() -> None:
 @recipes.command()
 @click.argument("method")
 def show(method: str) -> None:
-    """Every key of a recipe, with its default for METHOD, its range and its meaning."""
+    """Show every key of a recipe, with its default for METHOD, its range and its description."""
     from regrow_recipes.recipes.showing import lines
 
     for line in lines(method):
@@ -100,7 +100,7 @@ def show(method: str) -> None:
 @click.argument("method")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 def cp(method: str, path: Path) -> None:
-    """Write METHOD's file to PATH, to be edited."""
+    """Write METHOD's file to PATH for editing."""
     from regrow_recipes.recipes.showing import template
 
     if path.exists():
@@ -125,7 +125,7 @@ def check(
     ranks: int,
     memory: str,
 ) -> None:
-    """Show what RECIPE would do in a world of N ranks: no GPU is needed, and no weights are read."""
+    """Show the plan of RECIPE in a world of N ranks: no GPU is needed, and no weights are read."""
     from regrow_recipes.recipes.resolving import account, first_record, resolve
 
     asked = read(recipe, _settings(settings, model_path, data_files, out))
@@ -138,9 +138,9 @@ def check(
 @recipes.command("from-hyperpod")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 def from_hyperpod(path: Path) -> int:
-    """Print HyperPod's recipe FILE (YAML) as one of regrow; what becomes of its keys goes to standard error.
+    """Convert HyperPod's recipe FILE (YAML) to one of regrow; notes on its keys go to standard error.
 
-    Exit code 1: a key that trains is not known here, so nothing is printed.
+    Exit code 1: a key that affects training is not known, so no recipe is printed.
     """
     from regrow_recipes.recipes.hyperpod import convert
 
@@ -175,14 +175,14 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def read(recipe: str, settings: Sequence[str]) -> "TrainingRecipe":
-    """The recipe of a command line."""
+    """The recipe of the command's arguments."""
     from regrow_recipes.recipes.reading import read_recipe
 
     return read_recipe(recipe, settings)
 
 
 def _settings(settings: Sequence[str], model_path: str, data_files: Sequence[str], out: str) -> list[str]:
-    """All that was said in words, as settings; the shortcuts last."""
+    """All arguments as settings; the shortcuts come last."""
     short = [("model.path", model_path), ("output.dir", out), ("data.train", list(data_files))]
     return [*settings, *(f"{key}={json.dumps(value)}" for key, value in short if value)]
 

@@ -1,1 +1,1 @@
-"""A batch in numbers: `prices` has what it costs, `metrics` has what Prometheus is told while it runs. Pure."""
+"""Figures of a batch: `prices` computes its cost, `metrics` makes the series for Prometheus. Pure."""

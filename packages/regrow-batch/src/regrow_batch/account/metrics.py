@@ -9,12 +9,12 @@ from regrow_batch.tally import Tally
 
 
 def exposition(pool: Pool, tally: Tally, now: Instant, prices: Prices | None = None) -> str:
-    """Answer to a scrape."""
+    """The answer to a scrape."""
     return text_of(series(pool, tally, now, prices))
 
 
 def series(pool: Pool, tally: Tally, now: Instant, prices: Prices | None = None) -> list[Series]:
-    """All series of a batch. Tokens and retries are of this run of the head, rows of all."""
+    """All series of a batch. Tokens and retries are those of this run of the head; rows are those of all runs."""
     workers = [*pool.workers.values(), *pool.departed]
     states = {"done": tally.before + tally.done - tally.errors, "error": tally.errors, "left": tally.left}
     found = [

@@ -11,12 +11,12 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class Prices:
-    """Of a million tokens, in whatever currency they are given.
+    """Prices of a million tokens, in any one currency.
 
     Attributes:
-        prompt: those of prompts.
-        answer: those of answers, thoughts too.
-        cached: those of prompts that the server had already; as `prompt` where nothing is said.
+        prompt: for prompt tokens.
+        answer: for answer tokens, reasoning included.
+        cached: for prompt tokens that the server had cached; as `prompt` if not given.
     """
 
     prompt: float
@@ -25,7 +25,7 @@ class Prices:
 
     @classmethod
     def read(cls, text: str) -> "Prices | None":
-        """From `prompt=0.15,answer=0.6,cached=0.07`; None: there are no words. Raises `UsageError`."""
+        """Parse `prompt=0.15,answer=0.6,cached=0.07`; None: the text is empty. Raises `UsageError`."""
         if not text:
             return None
         found: dict[str, float] = {}

@@ -1,5 +1,5 @@
-"""Batches whose rows are answered by a function of Python: several calls a row, turns of a talk, whatever it does.
+"""Batches whose rows are answered by a Python function: several calls a row, multi-turn chats, or anything else.
 
-`calls` is what such a function is given, `running` runs it over all rows. The calls go through the same head as the
-rows of a file do: the same judgement, the same pool, the same second tries.
+`calls` is the function's interface to the servers, `running` runs it over all rows. The calls use the same head as the
+rows of a file: the same judgement, the same pool, the same second tries.
 """

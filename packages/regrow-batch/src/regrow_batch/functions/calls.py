@@ -1,4 +1,4 @@
-"""Calls of a function to the servers of a batch: rows of a head that come one by one and are waited for."""
+"""Calls of a function to the servers of a batch: each becomes a row of the head, and its caller awaits the result."""
 
 import asyncio
 from collections import deque
@@ -18,12 +18,12 @@ from regrow_batch.tables.making import CHAT, COMPLETIONS, EMBEDDINGS, plain
 
 
 class CallFailed(RegrowError):
-    """A call has no answer, and will have none.
+    """A call failed for good.
 
     Attributes:
-        code: what kind of failure: `http_400`, `gave_up`.
-        fault: whose it is: `row`, `worker`, `pool`, `unknown`.
-        response: what the server answered, if it did.
+        code: kind of failure, for example `http_400`, `gave_up`.
+        fault: the side at fault: `row`, `worker`, `pool`, `unknown`.
+        response: the server's answer, if there was one.
     """
 
     def __init__(self, code: str, message: str, fault: str = "", response: Any = None) -> None:
@@ -32,31 +32,31 @@ class CallFailed(RegrowError):
 
 
 class Calls:
-    """Calls of a row's function to servers; not to be made by users.
+    """Calls of one row's function to servers. Users do not construct it.
 
     Args:
-        line: where calls wait to be sent.
+        line: queue of the calls.
     """
 
     def __init__(self, line: "CallLine") -> None:
         self._line = line
         self.spent = Tokens()
-        """Tokens of the calls of this row."""
+        """Tokens of this row's calls."""
 
     async def post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a body to a page, `/v1/chat/completions` for example; the answer's JSON. Raises `CallFailed`."""
+        """Post a body to a page, for example `/v1/chat/completions`; returns the answer's JSON. Raises `CallFailed`."""
         answer = await self._line.ask(url, body)
-        with suppress(msgspec.ValidationError):  # an endpoint that counts something else
+        with suppress(msgspec.ValidationError):  # an endpoint that counts other units
             self.spent.add(msgspec.convert(answer.get("usage") or {}, Usage).tokens)
         return answer
 
     async def chat(self, messages: str | Sequence[Mapping[str, Any]], **body: Any) -> dict[str, Any]:
-        """Ask for an answer in a talk; a text alone is a user's message. Raises `CallFailed`."""
+        """Continue a chat; a single text is sent as a user message. Raises `CallFailed`."""
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         return await self.post(CHAT, {"messages": said, **body})
 
     async def complete(self, prompt: str, **body: Any) -> dict[str, Any]:
-        """Have a text gone on with. Raises `CallFailed`."""
+        """Complete a text. Raises `CallFailed`."""
         return await self.post(COMPLETIONS, {"prompt": prompt, **body})
 
     async def embed(self, text: str | Sequence[str], **body: Any) -> dict[str, Any]:
@@ -65,23 +65,23 @@ class Calls:
 
 
 class CallLine:
-    """The calls that wait for the head, and those that wait for their answers.
+    """The calls that wait to be sent, and those that wait for their answers.
 
     Args:
-        model: asked for where a body names none; empty: none.
+        model: used if a body names none; empty: none.
     """
 
     def __init__(self, model: str = "") -> None:
         self._model = model
         self.states = bytearray()
-        """Of all calls, as the head has them of rows."""
+        """The state of each call, as the head keeps it for rows."""
         self.wanted = asyncio.Event()
         self.waiting: deque[BatchRow | BadRow] = deque()
         self.ended = False
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def ask(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a call into the line and wait. Raises `CallFailed`."""
+        """Queue a call and wait for its answer. Raises `CallFailed`."""
         number = len(self.states)
         self.states.append(OPEN)
         fields = plain(body)
@@ -100,7 +100,7 @@ class CallLine:
             del self._answers[number]
 
     def answered(self, number: int, result: bytes) -> None:
-        """A call has its result, as the head writes it. One that nobody waits for any more is passed over."""
+        """Deliver a call's result line. It is dropped if the caller no longer waits."""
         future = self._answers.get(number)
         if future is None or future.done():
             return
@@ -113,24 +113,24 @@ class CallLine:
         future.set_exception(CallFailed(error["code"], error["message"], error.get("fault") or "", body))
 
     def close(self) -> None:
-        """No more calls come."""
+        """End the queue: no more calls come."""
         self.ended = True
         self.wanted.set()
 
 
 class CallFeed(Feed):
-    """Gives the head the calls that wait. None may be there while more will come."""
+    """Gives the head the waiting calls. It may be empty while more calls will come."""
 
     def __init__(self, line: CallLine) -> None:
         self._calls = line
 
     @property
     def ended(self) -> bool:
-        """True if no call will come."""
+        """True if no more calls will come."""
         return self._calls.ended and not self._calls.waiting
 
     def read(self) -> list[BatchRow | BadRow]:
-        """Those that wait now."""
+        """The calls that wait now."""
         rows = []
         while self._calls.waiting:
             rows.append(self._calls.waiting.popleft())
@@ -141,13 +141,13 @@ class CallFeed(Feed):
 
 
 class CallResults(Journal):
-    """Takes results of calls from the head, and gives them to who waits: what is kept are the results of rows."""
+    """Delivers the results of calls to their callers. Only the results of rows are kept."""
 
     def __init__(self, line: CallLine, path: Path) -> None:
         self._calls, self.path = line, path
 
     def append(self, number: int, result: bytes) -> None:
-        """Give it to who waits."""
+        """Deliver a result."""
         self._calls.answered(number, result)
 
     def flush(self) -> None:

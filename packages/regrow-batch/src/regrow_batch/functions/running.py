@@ -1,4 +1,4 @@
-"""Runs a function of Python over rows: each has one result, kept in a journal as it is got."""
+"""Runs a Python function over rows: each row has one result, written to a journal as soon as it exists."""
 
 import asyncio
 import time
@@ -45,14 +45,14 @@ _LEAST_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class FunctionRows:
-    """Records that a function answers, as lines that tell one job from another.
+    """Records that a function answers, as lines that identify the job.
 
     Attributes:
-        place: what they are called.
-        read: reads them from the first on, the same each time.
+        place: name of the source for messages.
+        read: reads the records from the first one on, in the same order each time.
         version: of the function.
         name: the column of names.
-        is_read_again: they are read anew each time, and may be others by then.
+        is_read_again: the records are read a second time, and may have changed.
     """
 
     place: str
@@ -68,14 +68,14 @@ class FunctionRows:
         return {"version": self.version} if self.version else {}
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
-        """Each record with its name."""
+        """Each record with its name, as a line."""
         for number, record in enumerate(self.read()):
             line = self.line(number, record)
             digest(line)
             yield line
 
     def line(self, number: int, record: Record) -> bytes:
-        """A record with its name."""
+        """The line of a record."""
         try:
             name = name_of_record(record, number, RowMaking(name=self.name))
             return msgspec.json.encode({"custom_id": name, "record": plain(record)})
@@ -84,7 +84,7 @@ class FunctionRows:
 
 
 def run(rows: Iterable[Record] | str | Path, function: RowFunction, **options: Any) -> BatchReport:
-    """As `arun`, for programs that have no loop of their own."""
+    """As `arun`, for programs without an event loop."""
     return asyncio.run(arun(rows, function, **options))
 
 
@@ -104,28 +104,28 @@ async def arun(
     policy: HeadPolicy | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> BatchReport:
-    """Answer each row by a function, and write one result of each. Run it again to go on after whatever has ended it.
+    """Answer each row with a function, and write one result a row. Run it again to resume after an interruption.
 
-    The function is called with `Calls` and the row, many rows at once; what it returns, which must be what JSON can
-    have, is the row's result. `CallFailed` that it lets through makes an error row; any other exception ends the batch,
-    with what is done kept.
+    The function is called with `Calls` and the row, for many rows at once. Its return value, which must fit in JSON, is
+    the row's result. A `CallFailed` that it raises makes an error row; any other exception ends the batch, and the
+    the results so far are kept.
 
     Args:
-        rows: mappings; or the place of a table, as `regrow batch run` takes it.
+        rows: mappings; or the path or URL of a table, as for `regrow batch run`.
         function: `async def answer(calls, row)`.
         output: a path or URL; `.parquet` becomes Parquet.
         workers: addresses of servers; or a file that lists them, which is watched.
-        model: asked for where a call names none.
-        version: of the function: results of another are not gone on with.
+        model: used for calls that name none.
+        version: of the function; results of another version are not resumed.
         columns: of the output; see `regrow batch run --columns`. `result` is what the function returned, as JSON.
-        journal: where results are kept until all are there; default: beside the output.
-        id_column: has the rows' names; default: `custom_id`, `id`, or their numbers.
-        key: that servers want.
-        pool: how workers are treated.
-        policy: how calls are.
-        say: told in sentences what is to be known.
+        journal: file of the results until all exist; default: beside the output.
+        id_column: column of the rows' names; default: `custom_id`, `id`, or their numbers.
+        key: API key of the servers.
+        pool: limits and waits of the pool.
+        policy: limits and retries of the calls.
+        say: prints sentences for the user.
 
-    Raises `UsageError`, `BatchStopped` where it may be run again, and what the function raises.
+    Raises `UsageError`, `BatchStopped` if it may be run again, and the function's exceptions.
     """
     state = state_home() / "batches"
     path = journal_path(output, state, journal)
@@ -183,7 +183,7 @@ class _Running:
     async def run(
         self, function: RowFunction, workers: Sequence[str] | Path, model: str, say: Callable[[str], None]
     ) -> None:
-        """Until each row has its result. Raises `BatchStopped`, and what the function raises."""
+        """Run until each row has its result. Raises `BatchStopped`, and the function's exceptions."""
         self._function = function
         line = self._line = CallLine(model)
         calls = Tally(rows=0, began=time.monotonic())
@@ -215,7 +215,7 @@ class _Running:
         self._tally.retries.update(calls.retries)
 
     async def _wake(self, head: BatchHead) -> None:
-        """The head sleeps until something has changed."""
+        """Wake the head for each new call."""
         while True:
             await self._line.wanted.wait()
             self._line.wanted.clear()
@@ -227,7 +227,7 @@ class _Running:
             await asyncio.to_thread(self._journal.sync)
 
     async def _rows(self) -> None:
-        """Start rows as others end; the first error of the function ends them all."""
+        """Start rows as others end; the first exception of the function cancels them all."""
         under_way: set[asyncio.Task[None]] = set()
         try:
             for number, record in enumerate(self._source.read()):
@@ -247,7 +247,7 @@ class _Running:
 
     @staticmethod
     async def _one_ends(under_way: set[asyncio.Task[None]]) -> None:
-        """Wait until one has ended at least. Raises what it has raised."""
+        """Wait until at least one has ended. Raises its exception."""
         ended, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         under_way -= ended
         for task in ended:
@@ -264,7 +264,7 @@ class _Running:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise  # the batch ends
-            # Passed on it would end this task in silence, and the row would be waited for without end.
+            # Re-raised, it would end this task silently, and the batch would wait for the row forever.
             raise UsageError(
                 f"the function was cancelled at {line['custom_id']!r}",
                 hint="a task that it awaited was cancelled: catch asyncio.CancelledError there",

@@ -1,4 +1,4 @@
-"""Attempts at rows: sent to a worker, judged, and settled: a result, another attempt, or a doubt."""
+"""Attempts at rows: each is sent to a worker, judged, and settled by a result, another attempt, or a doubt."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ from regrow_batch.rows import Served
 from regrow_batch.sending import ProbeAnswer, Sender
 
 _STREAMS = 2
-"""Attempts at a streamed answer, whatever has ended them."""
+"""Attempts at a streamed answer, however they end."""
 
 
 @dataclass(slots=True)
 class _Moment:
-    """A worker lost rows: how many it had, how many it lost, and whether it answers a probe."""
+    """A worker lost rows: the number it had, the number it lost, and whether it answers a probe."""
 
     probe: asyncio.Task[ProbeAnswer]
     rows: int
@@ -40,13 +40,13 @@ class Attempts:
 
     Args:
         pool: the workers.
-        evidence: what these have shown.
-        sender: speaks with them.
-        results: takes what is decided.
-        queue: where rows wait that are sent again.
-        second: says which rows are tried elsewhere too.
-        retries: how often and when a row is sent again.
-        failed: told of what must not happen.
+        evidence: on workers and kinds of rows.
+        sender: sends rows to workers.
+        results: takes the results.
+        queue: the rows that wait to be sent again.
+        second: chooses the rows that are also tried elsewhere.
+        retries: number and times of a row's attempts.
+        failed: called with defects.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Attempts:
         self.doubts = RowsInDoubt(pool, evidence, sender, back=queue.at_once, settle=self._decided, errand=self.errand)
         self._under_way: dict[asyncio.Task[None], tuple[str, Hand, Instant]] = {}
         self._recalled: set[asyncio.Task[None]] = set()
-        """Those of a worker that has to go, of a row with two copies each for itself."""
+        """Attempts of workers that must leave. A row with two copies is recalled for each copy."""
         self._moments: dict[str, _Moment] = {}
         self._asking: dict[str, asyncio.Task[ProbeAnswer]] = {}
         self.good_at = time.monotonic()
-        """When a row last got its result."""
+        """Time of the last result."""
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -84,18 +84,18 @@ class Attempts:
         return any(not hand.alone for _, hand, _ in self._under_way.values())
 
     def errand(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside the rows."""
+        """Run a task beside the rows."""
         self.errands.start(work, "an errand").add_done_callback(lambda _: self._queue.wake.set())
 
     def recall(self, url: str) -> None:
-        """Take back the rows of a worker that has to go."""
+        """Take back the rows of a worker that must leave."""
         for task, (where, _, _) in self._under_way.items():
             if where == url and task not in self._recalled:
                 self._recalled.add(task)
                 task.cancel()
 
     def try_elsewhere(self, now: Instant, *, last: bool) -> None:
-        """Rows of a worker that answers nothing, and the last rows of all, go to another one too."""
+        """Also send the rows of a silent worker, and the last rows of the batch, to another worker."""
         for hand, url in self._second.due(self._under_way.values(), now, last=last):
             holder = self._pool.workers.get(url)
             never = hand.met | {url}
@@ -109,7 +109,7 @@ class Attempts:
                 self.send(hand, other, now)
 
     async def end(self) -> None:
-        """End all that is under way; nothing of it counts."""
+        """Cancel all attempts under way; none of them counts."""
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, self.errands.close(), return_exceptions=True)
@@ -117,7 +117,7 @@ class Attempts:
             probe.cancel()
 
     def send(self, hand: Hand, url: str, now: Instant) -> None:
-        """Send a row to a worker that was assigned to it."""
+        """Send a row to the worker it was assigned to."""
         hand.copies += 1
         self._second.began(url, now)
         task = supervised(self._attempt(hand, url), "an attempt", self._failed)
@@ -136,7 +136,7 @@ class Attempts:
         if isinstance(verdict, Accept) and self._evidence.may_be_another_now(url, row, verdict.answer):
             verdict = await self._asked_again(url, verdict)
         penalty = await self.penalties.at(url, row) if isinstance(verdict, Accept) and row.penalized else ""
-        # Before anything is decided: of two attempts that fail at the same moment the second must send the row again.
+        # Before the decision: if two attempts fail at the same moment, the second must send the row again.
         hand.copies -= 1
         if isinstance(verdict, Accept) and isinstance(outcome, Answered):
             self._accept(hand, url, began, outcome, verdict, penalty)
@@ -148,7 +148,7 @@ class Attempts:
         self._queue.give()
 
     async def _asked_again(self, url: str, accept: Accept) -> Accept | Again:
-        """Ask a worker again what it has; an answer of nobody knows which model is none."""
+        """Ask a worker for its models again. If it fails, the answer's model is unknown, and the answer is dropped."""
         task = self._asking.get(url)
         if task is None or task.done():
             task = self._asking[url] = shared(self._sender.probe(url))
@@ -163,11 +163,11 @@ class Attempts:
         return worker.version if worker is not None else ""
 
     async def _has_died(self, url: str, *, row_lost: bool) -> bool:
-        """True if an engine has ended with all its rows: it answers no probe, or most of these are lost at once.
+        """True if an engine has died with all its rows: it answers no probe, or most of its rows are lost at once.
 
         Args:
             url: the worker that has not answered a row.
-            row_lost: the connection was lost, so that a worker that is started again at once is seen too.
+            row_lost: the connection was lost, so a worker that restarts at once is noticed too.
         """
         moment = self._moments.get(url)
         if moment is None or moment.probe.done():
@@ -182,7 +182,7 @@ class Attempts:
         url, hand, _ = self._under_way.pop(task)
         if task.cancelled():
             hand.copies -= 1
-            # Here, not in the attempt: one that is cancelled before it has begun never runs a line.
+            # Here, not in the attempt: a task that is cancelled before it has begun never runs a line.
             self._pool.release(url, hand.row.tokens)
             if task in self._recalled and not hand.done:
                 self._tally.retried("had to go")
@@ -215,7 +215,7 @@ class Attempts:
         if hand.done:
             return
         if streamed and verdict.answer is None:
-            hand.row = hand.row.whole  # it may be the stream that it refuses
+            hand.row = hand.row.whole  # the worker may refuse only the stream
             if not hand.copies:
                 self._queue.at_once(hand)
             return
@@ -224,7 +224,7 @@ class Attempts:
         self._queue.wake.set()
 
     def _decided(self, hand: Hand, word: Opinion, fault: Fault) -> None:
-        """It is known, or will not be, whose fault it is that a row has no answer."""
+        """The side at fault for a row without an answer is known, or will never be known."""
         if fault is Fault.ROW:
             self.good_at = time.monotonic()
             self._pool.succeeded(word.worker, word.empty.tokens if word.empty is not None else Tokens())
@@ -248,7 +248,7 @@ class Attempts:
         if again.fault is Fault.POOL:
             hand.busy += 1
         elif died:
-            hand.deaths += 1  # it or one of its neighbours: no attempt of either is counted
+            hand.deaths += 1  # the row or a neighbour killed the engine: no attempt of either is counted
         else:
             hand.attempt += 1
         hand.avoid = url
@@ -256,7 +256,7 @@ class Attempts:
         if not self._pool.takers(never=hand.failed):
             hand.failed = {url}
         if hand.copies:
-            return  # another attempt at it goes on
+            return  # another attempt at the row goes on
         if hand.alone and hand.deaths > MOST_DEATHS:
             text = f"met {hand.deaths} ends of engines, the last with no row beside it: worker {url} {again.why}"
             self._give_up(hand, "ended_engines", text)
@@ -266,7 +266,7 @@ class Attempts:
         else:
             hand.alone = hand.alone or hand.suspected
             if hand.attempt + hand.deaths >= _STREAMS:
-                hand.row = hand.row.whole  # what nobody streams as it should be, somebody may answer in one piece
+                hand.row = hand.row.whole  # no worker streams it correctly, but one may answer it whole
             tried = hand.busy if again.fault is Fault.POOL else hand.attempt + hand.deaths
             wait = self._retries.wait(max(1, tried), again, jitter)
             self._queue.later(hand, now + wait)
@@ -280,7 +280,7 @@ class Attempts:
         self._finish(hand)
 
     def _finish(self, hand: Hand) -> None:
-        """The row has its result: other attempts at it end."""
+        """The row has its result: cancel its other attempts."""
         hand.done = True
         self._queue.bytes -= hand.size
         if hand.copies:

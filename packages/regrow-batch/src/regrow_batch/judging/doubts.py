@@ -1,7 +1,7 @@
-"""Rows that somebody refuses, until it is known whose fault it is: the row's, or that of who refuses it.
+"""Refused rows, kept until it is known whether the row or the worker is at fault.
 
-A worker's word against a row counts once it has answered another row of that kind: one that comes by, or one that was
-answered before and is sent to it for this alone.
+A worker's refusal counts once the worker has answered another row of that kind: one that arrives anyway, or a control,
+a row that was answered before and is sent only for this test.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from regrow_batch.retries import Accept, Doubtful, Fault, Unanswered, judge
 from regrow_batch.sending import Sender
 
 _TRIES = 10
-"""Controls that a worker may fail to answer before its word counts as unknown; it may be one that fails often."""
+"""Failed controls after which an opinion counts as unknown; the worker may be one that fails often."""
 _HUNG_TRIES = 4
-"""Tries for which a control counts that is waited for until the timeout."""
+"""A control that hangs until the timeout counts as this many tries."""
 _TRY_WAIT: Seconds = 0.5
 
 
@@ -28,11 +28,11 @@ class RowsInDoubt:
 
     Args:
         pool: the workers.
-        evidence: what these have shown.
-        sender: speaks with them.
+        evidence: on workers and kinds of rows.
+        sender: sends rows to workers.
         back: takes a row that another worker can be asked about.
-        settle: told of a row, of the word that decides it, and whose fault it is.
-        errand: has something done.
+        settle: called with a row, the opinion that decides it, and the side at fault.
+        errand: runs a task.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class RowsInDoubt:
 
     @property
     def trying(self) -> bool:
-        """True while a worker is being tried."""
+        """True while a control is under way."""
         return bool(self._trying)
 
     def unmet(self, hand: Hand) -> bool:
-        """True if there is another worker to be asked about a row."""
+        """True if there is another worker that can be asked about a row."""
         if len(hand.opinions) >= MOST_OPINIONS:
             return False
         return bool(self._pool.takers(never=hand.met, fits=partial(self._evidence.may_have, hand)))
 
     def refused(self, hand: Hand, opinion: Opinion) -> None:
-        """A worker has refused a row: it goes to another one, or waits here, unless another attempt at it goes on."""
+        """A worker has refused a row: it goes to another one, or waits here, unless another attempt is under way."""
         kind = hand.row.kind
         hand.doubt(opinion)
         self._evidence.refused(opinion.worker, kind, opinion.why, opinion.at)
@@ -77,7 +77,7 @@ class RowsInDoubt:
             self._try(opinion.worker, kind)
 
     def take(self, hand: Hand) -> None:
-        """Take a row with a word against it, unless another worker can be asked."""
+        """Keep a row that has an opinion against it, unless another worker can be asked."""
         if self.unmet(hand):
             self._back(hand)
         else:
@@ -92,7 +92,7 @@ class RowsInDoubt:
         self._trust(url, hand.row.kind, began)
 
     def _trust(self, url: str, kind: Kind, began: Instant) -> None:
-        """Take this worker's refusals before `began` as the row's fault, as long as nobody else can be asked."""
+        """Settle rows that this worker refused before `began` as the rows' fault, unless others can be asked."""
         rows, self._rows = self._rows, []
         for hand in rows:
             word = next((each for each in hand.opinions if each.worker == url and each.at <= began), None)
@@ -104,7 +104,7 @@ class RowsInDoubt:
                 self._settle(hand, word, Fault.ROW)
 
     def conclude(self) -> None:
-        """Nothing else is left to do: find out what the words against the rows are worth, or give them up."""
+        """No other work is left: test the opinions against the rows, or settle the rows without proof."""
         rows, self._rows = self._rows, []
         for hand in rows:
             if self.unmet(hand):
@@ -113,7 +113,7 @@ class RowsInDoubt:
             words = [each for each in hand.opinions if self._can_be_tried(each, hand.row.kind)]
             if words:
                 self._rows.append(hand)
-                # All at once: one that hangs holds up nobody. An empty answer says less than a refusal.
+                # All at once, so that a worker that hangs delays no other. An empty answer is weaker than a refusal.
                 for word in [each for each in words if each.empty is None] or words:
                     self._try(word.worker, hand.row.kind)
             elif not hand.asks_all:
@@ -124,7 +124,7 @@ class RowsInDoubt:
                 self._settle(hand, hand.opinions[-1], Fault.WORKER if known else Fault.UNKNOWN)
 
     def _is_refused(self, hand: Hand) -> bool:
-        """True if a worker refuses a row whose word may yet count: that others answer nothing to it says less."""
+        """True if a refusal of the row may still be tested: it is stronger evidence than empty answers."""
         return any(each.empty is None and self._can_be_tried(each, hand.row.kind) for each in hand.opinions)
 
     def _can_be_tried(self, word: Opinion, kind: Kind) -> bool:
@@ -137,7 +137,7 @@ class RowsInDoubt:
             self._errand(self._send_control(url, kind))
 
     async def _send_control(self, url: str, kind: Kind) -> None:
-        """Send a row that was answered before: who refuses it is at fault itself."""
+        """Send a row that was answered before: a worker that refuses it is at fault itself."""
         row = self._evidence.control(kind)
         try:
             if row is None:

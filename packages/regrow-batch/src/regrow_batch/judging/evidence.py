@@ -1,7 +1,7 @@
-"""Evidence on workers: the kinds of rows that each answers or refuses, and the row at fault. Pure.
+"""Evidence on workers: the kinds of rows that each answers or refuses, and the side at fault. Pure.
 
-A refusal is the row's fault if a sound worker gives it: one that has answered another row of that kind since. A worker
-that refuses rows which others take is at fault itself, and gets no more rows of that kind but one now and then.
+A refusal is the row's fault if it comes from a sound worker: one that has answered another row of that kind since. A
+worker that refuses rows which others answer is at fault itself, and is only tried with a row of that kind at times.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,27 +16,27 @@ Kind = tuple[str, str]
 """The page and the model that rows ask for."""
 
 MOST_OPINIONS = 4
-"""Most workers that are asked about a row that is refused; those that can take the longest rows first."""
+"""Most workers that are asked about a refused row; those that accept the longest rows come first."""
 MOST_DEATHS = 2
-"""Ends of engines after which their row goes on alone, when all others are done."""
+"""Engine deaths after which a row is held back and sent alone, when all others are done."""
 _UNPROVEN_REFUSALS, _PROVEN_REFUSALS = 3, 8
-"""In a row, of one kind: then a worker is in doubt itself."""
+"""Refusals in a row, of one kind, after which a worker is itself in doubt."""
 _FIRST_WAIT: Seconds = 0.5
 _LONGEST_WAIT: Seconds = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class Opinion:
-    """A worker's word against a row.
+    """A worker's refusal of a row, or its empty answer.
 
     Attributes:
-        worker: whose.
-        why: follows its name in a sentence.
-        outcome: a refusal, or an answer that says nothing.
-        empty: the latter as it was read.
-        at: when.
-        worthless: the worker refuses what others take, or cannot be asked any more.
-        tries: how often it could not be found out what the word is worth.
+        worker: its address.
+        why: phrased to follow the worker's name.
+        outcome: a refusal, or an answer without content.
+        empty: the answer without content, decoded.
+        at: time of the outcome.
+        worthless: the worker refuses rows that others answer, or can no longer be asked.
+        tries: controls that failed to show whether the opinion counts.
     """
 
     worker: str
@@ -50,18 +50,18 @@ class Opinion:
 
 @dataclass(slots=True, eq=False)
 class Hand:
-    """A row in hand.
+    """A row in hand, with its history.
 
     Attributes:
-        row: which.
-        size: bytes of it as it was read.
-        attempt, busy: attempts that count, and those that do not.
-        avoid: who was last not able to answer it; `failed`: all who were not, as long as there are others.
-        opinions: against it, a worker each.
-        deaths: ends of engines that it has met.
-        alone: it goes on with no row beside it.
-        asks_all: workers that do not fit are asked about it too: nobody else is left.
-        copies: how many attempts are under way and not judged yet.
+        row: the row.
+        size: its bytes in the input.
+        attempt, busy: attempts that count, and attempts that do not.
+        avoid: the worker that failed it last; `failed`: all that failed it, while there are others.
+        opinions: against the row, one a worker.
+        deaths: engines that died while they had it.
+        alone: it must have no row beside it.
+        asks_all: workers that do not fit are asked too, since no other is left.
+        copies: number of attempts under way and not judged yet.
         done: it has its result.
     """
 
@@ -80,28 +80,28 @@ class Hand:
 
     @property
     def suspected(self) -> bool:
-        """True if the row itself may be the cause of engines' ends."""
+        """True if the row itself may have killed engines."""
         return self.deaths >= MOST_DEATHS
 
     @property
     def avoided(self) -> set[str]:
-        """Workers that get it only if no other takes rows; of one that is in doubt all are asked but the last."""
+        """Workers that get the row only if no other takes rows; of a row in doubt only the last one."""
         return {self.avoid} - {""} if self.opinions else self.failed
 
     @property
     def met(self) -> set[str]:
-        """Workers that need not be asked about it again."""
+        """Workers that need not be asked about the row again."""
         met = {opinion.worker for opinion in self.opinions}
         return met | {self.avoid} if met and self.avoid else met
 
     def doubt(self, opinion: Opinion) -> None:
-        """Take in a worker's word against it, instead of what it said before."""
+        """Add a worker's opinion, in place of its earlier one."""
         self.opinions = [each for each in self.opinions if each.worker != opinion.worker] + [opinion]
 
 
 @dataclass(slots=True)
 class _Record:
-    """Of a worker with a kind of rows: how many it has answered, refused in a row, and when it is tried again."""
+    """A worker's answers and refusals in a row for one kind of rows, and the time of its next trial."""
 
     answered: int = 0
     refused: int = 0
@@ -119,9 +119,9 @@ class WorkerEvidence:
         self._controls: dict[Kind, BatchRow] = {}
         self._models: dict[str, frozenset[str]] = {}
         self._listed: set[str] = set()
-        """Models that any has ever said it has."""
+        """Models that any worker has ever listed."""
         self._aliases: set[tuple[str, str]] = set()
-        """Workers with the names of models as which they answer, though they are asked for others that they have."""
+        """Workers with the model names that they answer with, although asked for another model that they list."""
 
     def _record(self, url: str, kind: Kind) -> _Record:
         found = self._records.get((url, kind))
@@ -131,18 +131,18 @@ class WorkerEvidence:
         return found
 
     def serves(self, url: str, models: Collection[str]) -> None:
-        """A worker says which models it has, after it has come or come back; nothing it has shown before counts."""
+        """Store the models that a worker lists after it joined or came back; its earlier evidence is dropped."""
         self._models[url] = frozenset(models)
         self._listed |= self._models[url]
         for each in [key for key in self._records if key[0] == url]:
             del self._records[each]
 
     def lists(self, model: str, url: str = "") -> bool:
-        """True if a worker says that it has this model, or, without one, if any has said so that ever was here."""
+        """True if the worker lists this model; without a worker, if any past or present worker has listed it."""
         return model in (self._models.get(url, ()) if url else self._listed)
 
     def may_be_another_now(self, url: str, row: BatchRow, answer: Answer) -> bool:
-        """True if a worker that says it has the row's model answers as one, maybe since it was started again."""
+        """True if a worker that lists the row's model answers as another: it may have restarted with other models."""
         return (
             answer.model not in ("", row.model)
             and self.lists(row.model, url)
@@ -150,18 +150,18 @@ class WorkerEvidence:
         )
 
     def says_again(self, url: str, models: Collection[str], name: str) -> None:
-        """A worker has said once more which models it has, since it has answered as one of that name."""
+        """Store the models that a worker lists after it answered under this name."""
         if models != self._models.get(url):
             self.serves(url, models)
             self._aliases = {each for each in self._aliases if each[0] != url}
         self._aliases.add((url, name))
 
     def is_of_another_model(self, url: str, row: BatchRow, answer: Answer) -> bool:
-        """True if a worker that does not have the row's model, while another one has or had it, answers as another."""
+        """True if a worker answers as another model and does not list the row's, which some worker has listed."""
         return answer.model not in ("", row.model) and not self.lists(row.model, url) and self.lists(row.model)
 
     def answered(self, url: str, row: BatchRow) -> None:
-        """A worker has answered a row with something; the cheapest of a kind is kept, to try others with."""
+        """A worker has answered a row with content. The cheapest row of each kind is kept as a control."""
         record = self._record(url, row.kind)
         record.answered += 1
         record.refused, record.wait = 0, _FIRST_WAIT
@@ -170,7 +170,7 @@ class WorkerEvidence:
             self._controls[row.kind] = row.whole
 
     def refused(self, url: str, kind: Kind, why: str, now: Instant) -> None:
-        """A worker has refused a row of that kind, or said nothing to it."""
+        """A worker has refused a row of that kind, or answered it without content."""
         record = self._record(url, kind)
         record.refused += 1
         record.why = why
@@ -178,23 +178,23 @@ class WorkerEvidence:
             record.try_at = max(record.try_at, now + record.wait)
 
     def convicted(self, url: str, kind: Kind, now: Instant) -> None:
-        """A worker has refused what another has answered."""
+        """A worker has refused a row that another has answered."""
         record = self._record(url, kind)
-        if not record.answered:  # one that answers others may take shorter rows only, and is of use with these
+        if not record.answered:  # a worker that answers others may only accept shorter rows, and is of use for these
             record.refused = max(record.refused, _UNPROVEN_REFUSALS)
             record.try_at = now + record.wait
 
     def unproven(self, url: str, kind: Kind, now: Instant) -> None:
-        """A worker has refused a row that was answered before: nothing that it has answered counts any more."""
+        """A worker has refused a row that was answered before: its own answers no longer count."""
         self._record(url, kind).answered = 0
         self.convicted(url, kind, now)
 
     def is_doubted(self, url: str, kind: Kind) -> bool:
-        """True if a worker that has answered such rows has since refused enough in a row that it is to be tried."""
+        """True if refusals in a row by a worker that answered others reach the limit: a control must test it."""
         return self._record(url, kind).refused >= _PROVEN_REFUSALS
 
     def control(self, kind: Kind) -> BatchRow | None:
-        """A row of that kind that was answered; None: none was, by anybody."""
+        """A row of that kind that was answered; None: no worker has answered one."""
         return self._controls.get(kind)
 
     @staticmethod
@@ -204,15 +204,15 @@ class WorkerEvidence:
         return record.refused >= (_PROVEN_REFUSALS if record.answered else _UNPROVEN_REFUSALS)
 
     def fits(self, url: str, kind: Kind) -> bool:
-        """True if a worker is given rows of that kind as they come."""
+        """True if a worker gets rows of that kind without restriction."""
         return not self._is_unfit(self._record(url, kind))
 
     def may_have(self, hand: Hand, url: str) -> bool:
-        """True if a worker is given this row."""
+        """True if a worker may get this row."""
         return hand.asks_all or self.fits(url, hand.row.kind)
 
     def may_try(self, url: str, kind: Kind, now: Instant) -> bool:
-        """True if a worker that does not fit may be tried with one row now; True is said once for each wait."""
+        """True if a worker that does not fit may be tried with one row now. Starts the wait before the next trial."""
         record = self._record(url, kind)
         if now < record.try_at:
             return False
@@ -221,12 +221,12 @@ class WorkerEvidence:
         return True
 
     def next_try(self, urls: Collection[str]) -> Instant:
-        """When a worker that does not fit is to be tried again."""
+        """Time of the next trial of a worker that does not fit."""
         waits = (each.try_at for (url, _), each in self._records.items() if url in urls and self._is_unfit(each))
         return min(waits, default=float("inf"))
 
     def complaints(self, urls: Collection[str]) -> Iterator[str]:
-        """Workers that get no rows of some kind, and the reasons."""
+        """One sentence for each worker that gets no rows of some kind, with the reason."""
         for (url, (page, model)), record in self._records.items():
             if url in urls and self._is_unfit(record):
                 why = record.why or f"does not list the model {model!r} ({', '.join(sorted(self._models[url])[:4])})"

@@ -1,4 +1,4 @@
-"""Finds out whether a worker heeds the LZ penalty that rows ask for: one that does not takes anything for it."""
+"""Checks whether a worker applies the LZ penalty that rows ask for: a server without it accepts any parameters."""
 
 import asyncio
 
@@ -12,10 +12,10 @@ _REFUSES = (400, 422)
 
 
 class Penalties:
-    """Knowledge of workers' penalties.
+    """Results of the check for each worker and kind of rows.
 
     Args:
-        sender: speaks with them.
+        sender: sends rows to workers.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -23,7 +23,7 @@ class Penalties:
         self._known: dict[tuple[str, tuple[str, str]], asyncio.Task[str]] = {}
 
     async def at(self, url: str, row: BatchRow) -> str:
-        """Ask, once for each kind of rows, if a worker heeds the penalty that a row asks for."""
+        """Check, once for each kind of rows, whether a worker applies the penalty that a row asks for."""
         key = (url, row.kind)
         task = self._known.get(key)
         if task is None:
@@ -31,13 +31,13 @@ class Penalties:
         return await asyncio.shield(task)
 
     async def _ask(self, url: str, row: BatchRow) -> str:
-        """Send a strength that means nothing: who has the penalty refuses it, who has not never looks at it."""
+        """Send an invalid strength: a worker that has the penalty refuses it, one that has not ignores it."""
         asked = row.with_fields({"vllm_xargs": _NONSENSE, "custom_params": _NONSENSE, "max_tokens": 1})
         outcome = await self._sender.send(url, asked)
         status = getattr(outcome, "status", 0)
         return HEEDED if status in _REFUSES else MISSING if status == 200 else UNKNOWN
 
     def forget(self, url: str) -> None:
-        """A worker has come back, maybe as another."""
+        """Drop the results of a worker that has come back, maybe as another server."""
         for key in [key for key in self._known if key[0] == url]:
             del self._known[key]

@@ -1,4 +1,4 @@
-"""Rows in hand that nobody has: those that are ready, those that wait for their time, and those that come last."""
+"""Rows in hand that no worker has: those that are ready, those that wait for their time, and those that come last."""
 
 import asyncio
 import heapq
@@ -15,10 +15,10 @@ NEVER: Instant = float("inf")
 
 
 class Queue:
-    """The rows that wait.
+    """The waiting rows.
 
     Args:
-        give: gives them to workers that have room.
+        give: assigns rows to workers that have room.
     """
 
     def __init__(self, give: Callable[[], None]) -> None:
@@ -26,48 +26,48 @@ class Queue:
         self.wake = asyncio.Event()
         self.ready: deque[Hand] = deque()
         self.last: deque[Hand] = deque()
-        """Those that go on with no row beside them, when all others are done."""
+        """Rows that must have no row beside them, sent when all others are done."""
         self._later: list[tuple[Instant, int, Hand]] = []
         self._drawn = 0
         self.bytes = 0
-        """Of all rows in hand."""
+        """Total size of all rows in hand."""
 
     def __len__(self) -> int:
         return len(self.ready) + len(self._later) + len(self.last)
 
     @property
     def only_last(self) -> bool:
-        """True if only rows that come last wait."""
+        """True if only rows of `last` wait."""
         return not self.ready and not self._later
 
     @property
     def next_at(self) -> Instant:
-        """When the next is due."""
+        """Time when the next row is due."""
         return self._later[0][0] if self._later else NEVER
 
     def at_once(self, hand: Hand) -> None:
-        """A row goes on before others."""
+        """Put a row before the others."""
         (self.last if hand.alone else self.ready).appendleft(hand)
         self.wake.set()
 
     def later(self, hand: Hand, at: Instant) -> None:
-        """A row goes on at some time."""
+        """Put a row back at time `at`."""
         self._drawn += 1
         heapq.heappush(self._later, (at, self._drawn, hand))
         self.wake.set()
 
     def come_due(self, now: Instant) -> None:
-        """Let go on whose time has come."""
+        """Make the rows ready whose time has come."""
         while self._later and self._later[0][0] <= now:
             hand = heapq.heappop(self._later)[2]
             (self.last.append if hand.alone else self.ready.appendleft)(hand)
 
     def next(self, blocked: set[object], suits: Callable[[bytes], bool]) -> int | None:
-        """The first ready row that can go where its prefix wants to; where none of many can, the first of all.
+        """Index of the first ready row whose prefix suits; if none of the first rows does, of the first; None: no row.
 
         Args:
-            blocked: rows like these are passed over.
-            suits: whether a prefix can go where it wants to.
+            blocked: results of `alike`; such rows are skipped.
+            suits: true if a prefix's preferred worker has room.
         """
         first = None
         for at, hand in self._looked_at(blocked):
@@ -83,5 +83,5 @@ class Queue:
 
 
 def alike(hand: Hand) -> object:
-    """Rows of which this is the same go to the same workers."""
+    """Key that is equal for rows that may go to the same workers."""
     return hand.row.kind, frozenset(hand.avoided), frozenset(hand.met)

@@ -1,4 +1,4 @@
-"""Gives rows their results: a line of the journal each, counted, written every few milliseconds."""
+"""Writes the result of each row as a line of the journal and counts it; flushes the journal every few milliseconds."""
 
 import asyncio
 import time
@@ -18,17 +18,17 @@ from regrow_batch.tally import Tally
 _FLUSH_S: Seconds = 0.01
 EMPTY = "empty_answer"
 _REPETITION = "repetition"
-"""vLLM's finish reason for what its `repetition_detection` has ended."""
+"""vLLM's finish reason for an answer that its `repetition_detection` has ended."""
 
 
 class Results:
     """Takes the results of rows.
 
     Args:
-        states: of all rows, shared with the feed: a row that has its result is marked here.
-        journal: where they go.
+        states: of all rows, shared with the feed; a row with a result is marked here.
+        journal: takes the lines.
         tally: counts them.
-        failed: told of what cannot be written.
+        failed: called with an error of writing.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Results:
         self._timer: asyncio.TimerHandle | None = None
 
     def answer(self, row: BatchRow, outcome: Answered, answer: Answer, served: Served) -> None:
-        """The row was answered."""
+        """Write the answer as the row's result."""
         served.model = answer.model
         served.version = answer.system_fingerprint or served.version
         for choice in answer.choices:
@@ -49,7 +49,7 @@ class Results:
         self._commit(row.number, line, tokens=answer.tokens)
 
     def refuse(self, row: BatchRow, opinion: Opinion, fault: Fault) -> None:
-        """The row has no answer but this one."""
+        """Write the refusal as the row's result."""
         outcome = opinion.outcome
         line = refused(
             row,
@@ -63,11 +63,11 @@ class Results:
         self._commit(row.number, line, error=True)
 
     def fail(self, row: BatchRow | BadRow, code: str, message: str, fault: Fault) -> None:
-        """The row has no answer at all."""
+        """Write an error without any answer as the row's result."""
         self._commit(row.number, failed(row, code, message, fault), error=True)
 
     def _circles(self, answer: Answer, ended_early: int) -> Circles | None:
-        """Loop in an answer, if it has one; an answer that ended by itself has none."""
+        """The loop in an answer, if there is one; an answer that ended by itself has none."""
         if ended_early:
             self.tally.ended += 1
             found: Circles | None = reported(ended_early, ended_early=True)
@@ -81,7 +81,7 @@ class Results:
         return found
 
     def _commit(self, number: int, result: bytes, *, tokens: Tokens | None = None, error: bool = False) -> None:
-        """Give a row its result, which no later one replaces."""
+        """Write a row's result, which no later one replaces."""
         if self._states[number] != OPEN:
             return
         self._states[number] = DONE
@@ -98,7 +98,7 @@ class Results:
             self._failed(error)
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending lines."""
         if self._timer is not None:
             self._timer.cancel()
             self._flush()

@@ -1,4 +1,4 @@
-"""Choice of the rows under way that are tried elsewhere too: the first answer counts. Pure."""
+"""Choice of the rows under way that are also tried elsewhere; the first answer counts. Pure."""
 
 from collections.abc import Collection, Iterator
 
@@ -12,14 +12,14 @@ _FORGETS = 0.99
 
 
 class SecondTries:
-    """Looks for rows that wait for nothing.
+    """Finds rows whose worker seems to hang.
 
-    A worker whose engine hangs still says that it is well: it is known by what it does not answer while others do.
+    A worker whose engine hangs still passes its health check; it is recognised by its silence while others answer.
 
     Args:
         pool: the workers.
-        silence: how long a worker may answer nothing while others do, at least.
-        lateness: how long one of the last rows may take, at least.
+        silence: shortest time that a worker may answer nothing while others do.
+        lateness: shortest time that one of the last rows may take.
     """
 
     def __init__(self, pool: Pool, *, silence: Seconds, lateness: Seconds) -> None:
@@ -36,7 +36,7 @@ class SecondTries:
             worker.answered_at = now
 
     def spoke(self, url: str, now: Instant) -> None:
-        """A worker has said something."""
+        """A worker has sent an answer of any kind."""
         self._answered_at = now
         worker = self._pool.workers.get(url)
         if worker is not None:
@@ -52,12 +52,12 @@ class SecondTries:
     def due(
         self, under_way: Collection[tuple[str, Hand, Instant]], now: Instant, *, last: bool
     ) -> Iterator[tuple[Hand, str]]:
-        """Rows that are to be tried elsewhere too, each with who has it.
+        """Rows that should also be tried elsewhere, each with its present worker.
 
         Args:
-            under_way: rows, who has them, and since when.
+            under_way: rows, their workers, and their start times.
             now: the time.
-            last: whether no other row waits.
+            last: true if no other row waits.
         """
         if self._typical is None or now < self._look_at:
             return

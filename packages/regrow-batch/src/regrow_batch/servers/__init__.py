@@ -1,5 +1,5 @@
-"""Servers that are processes of ours: started, told to the head, ended with all that they have started.
+"""Servers that are child processes: started, registered with the head, and ended with all their descendants.
 
 `server_process` is one of them, behind its `guard`; `spawned` keeps those that the head starts itself, `registered` is
-one that announces itself to a head, wherever it runs.
+one that registers itself with a head, on any machine.
 """

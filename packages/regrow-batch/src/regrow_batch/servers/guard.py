@@ -1,8 +1,8 @@
-"""Stands between a batch and a server that it starts: ends the server, and all that it has started, with the batch.
+"""Runs between a batch and a server that the batch starts: ends the server and its descendants when the batch ends.
 
-A program of its own (`python guard.py COMMAND…`), so that it outlives whoever started it, however that ends: it reads a
-pipe, which then ends too. Whatever the server forks becomes its child in the end, in whatever session or group it is.
-Bytes on the pipe: `t` asks the server to end, `k` ends it. Imports nothing of regrow, as it is one process a server.
+A program of its own (`python guard.py COMMAND…`), so that it outlives its starter however that ends: the guard reads a
+pipe, which is then closed. All descendants of the server become its children, in any session or process group.
+Bytes on the pipe: `t` asks the server to end, `k` kills it. Imports nothing of regrow, since each server has a guard.
 """
 
 import ctypes
@@ -14,19 +14,19 @@ import time
 
 ASK, END = b"t", b"k"
 KILLED = 128 + signal.SIGKILL
-"""Exit code where SIGKILL ended the server: a guard that ends by that signal was itself killed, and ended nobody."""
+"""Exit code where SIGKILL ended the server. A guard that SIGKILL ends was itself killed, and has ended no process."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_S = 0.01
 _LONGEST_S = 30.0
-"""To wait for processes that were killed: one that the kernel holds back must not hold back the batch."""
+"""Longest wait for killed processes: one that is stuck in the kernel must not block the batch."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run a server until it ends or nobody wants it any more; its status, as `os.waitpid` has it."""
+    """Run a server until it ends or the pipe is closed; its status, as `os.waitpid` returns it."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # who started it decides, by the pipe
+        signal.signal(number, signal.SIG_IGN)  # the starter decides, by the pipe
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(arguments: list[str], prctl: "ctypes._NamedFuncPointer") -> int:
-    """Fork the server, with its output where ours goes by the standard error stream."""
+    """Fork the server, with its output to our standard error stream."""
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -69,7 +69,7 @@ def _let_go_of_output() -> None:
 
 
 def _watch(server: int, woken: int) -> int:
-    """Until the server ends, or the pipe does; its status, 0 where it still runs."""
+    """Wait for the server's end, or the pipe's; the server's status, 0 if it still runs."""
     while True:
         ready, _, _ = select.select([0, woken], [], [])
         if woken in ready:
@@ -85,7 +85,7 @@ def _watch(server: int, woken: int) -> int:
 
 
 def _reap(server: int) -> "int | None":
-    """Let go of children that have ended; the server's status if it has."""
+    """Reap children that have ended; the server's status if it is among them."""
     found = None
     while True:
         try:
@@ -99,7 +99,7 @@ def _reap(server: int) -> "int | None":
 
 
 def _end_all(server: int) -> None:
-    """Kill the server's group and each child; whatever these have started becomes a child as they end."""
+    """Kill the server's group and each child; orphans of the killed processes become children in turn."""
     _signal_group(server, signal.SIGKILL)
     by = time.monotonic() + _LONGEST_S
     while time.monotonic() < by:
@@ -107,7 +107,7 @@ def _end_all(server: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                continue  # it has ended by itself, or is another user's: the others are ended all the same
+                continue  # it has already ended, or is another user's: the others are still killed
         _reap(server)
         if not _children():
             return
@@ -123,7 +123,7 @@ def _children() -> list[int]:
 
 
 def _found_children() -> list[int]:
-    """The same by a look at all processes."""
+    """The children, found by a look at all processes."""
     own, found = str(os.getpid()), []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -146,7 +146,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _end_like(status: int) -> None:
-    """End as the server did, so that who waits for this process is told."""
+    """End as the server did, so that the parent of this process sees the server's status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:

@@ -1,6 +1,6 @@
-"""A server that announces itself to a batch: runs it for as long as it is wanted, and lets it go with no row lost.
+"""A server that registers itself with a batch: runs while it is needed, and leaves without losing a row.
 
-Started by whoever gives and takes back machines: Slurm, Kubernetes, systemd, a shell. Asked to go, it has the head
+Started by a manager of machines: Slurm, Kubernetes, systemd, a shell. When it is asked to end, it asks the head to
 drain it, waits for its rows, and then ends the server.
 """
 
@@ -37,15 +37,15 @@ class WorkerOptions:
     """Arguments of a worker.
 
     Attributes:
-        head: the head's address; empty: it is on this machine, and `endpoint` says where.
-        endpoint: the file that says so.
-        token: of a head with an address.
-        command: starts the server; `{port}` and `{host}` stand for its address.
-        port: its port; 0: any that is free.
-        advertise: the name under which the head reaches this machine; empty: it is worked out.
-        cap: rows at once; 0: the head's own.
-        grace: from being asked to go to the server's end.
-        patience: how long the head may not answer.
+        head: the head's address; empty: the head is on this machine, and `endpoint` contains its address.
+        endpoint: the file with the address and the token.
+        token: for a head with an address.
+        command: starts the server; `{port}` and `{host}` are replaced by its address.
+        port: its port; 0: any free port.
+        advertise: host name under which the head reaches this machine; empty: found from the route to the head.
+        cap: most rows at once; 0: the head's own.
+        grace: from the request to end to the server's end.
+        patience: time that the head may not answer.
     """
 
     head: str
@@ -60,7 +60,7 @@ class WorkerOptions:
 
 
 class HeadReply(NamedTuple):
-    """Answer of the head. `status`: 0: it did not answer. `refused`: nobody listens there. `text`: the error."""
+    """Answer of the head. `status`: 0: no answer. `refused`: the connection was refused. `text`: the error."""
 
     status: int
     text: str = ""
@@ -68,7 +68,7 @@ class HeadReply(NamedTuple):
 
 
 class _HeadLink:
-    """Speaks with the head, wherever it is at present."""
+    """Sends requests to the head at its present address."""
 
     def __init__(self, session: aiohttp.ClientSession, options: WorkerOptions) -> None:
         self._session, self._options = session, options
@@ -97,8 +97,8 @@ class RegisteredWorker:
     """One server, from its start to its end.
 
     Args:
-        options: what it is told.
-        say: told in a sentence what becomes of it.
+        options: the arguments.
+        say: prints a sentence about each change.
     """
 
     def __init__(self, options: WorkerOptions, say: Callable[[str], None]) -> None:
@@ -110,7 +110,7 @@ class RegisteredWorker:
         self._server: ServerProcess | None = None
 
     async def run(self) -> int:
-        """Until it is asked to go, is not wanted any more, or ends by itself; the exit code. Raises `UsageError`."""
+        """Run until asked to end, no longer needed, or the server ends; returns the exit code. Raises `UsageError`."""
         async with AsyncExitStack() as stack:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -151,7 +151,7 @@ class RegisteredWorker:
             return code
 
     async def _announce(self, link: _HeadLink) -> int:
-        """Until it is not wanted any more, or nobody answers. The exit code. Raises `UsageError`."""
+        """Renew until the head needs no worker or does not answer; returns the exit code. Raises `UsageError`."""
         met, shown, answered_at = False, "", time.monotonic()
         while True:
             request = WorkerRequest(self._url, cap=self._options.cap, lease=LEASE_S, again=met)
@@ -176,7 +176,7 @@ class RegisteredWorker:
             await asyncio.sleep(RENEW_S if answer.status == _BELONGS else RENEW_S / 4)
 
     async def _drain(self, link: _HeadLink, ended: "asyncio.Task[int]", by: float) -> None:
-        """Get no more rows, and wait for those under way."""
+        """Ask for no more rows, and wait for those under way."""
         while (left := by - time.monotonic()) > 0 and not ended.done():
             answer = await link.send(WorkerRequest(self._url, leave=True, grace=left, lease=LEASE_S))
             if answer.status in (_NOT_HERE, _GONE) or answer.refused:
@@ -190,7 +190,7 @@ class RegisteredWorker:
 
 
 def own_address(head: str) -> str:
-    """Under which address of this machine the head reaches it. Raises `RegrowError` where there is no way to it."""
+    """Address of this machine at which the head reaches it. Raises `RegrowError` if there is no route."""
     if not head:
         return LOOPBACK
     parts = urlsplit(head)

@@ -1,4 +1,4 @@
-"""A server as a process of ours: with a port, behind a guard that ends it and all it has started, never left behind."""
+"""A server as a child process: it has a port, and a guard that ends it and its descendants."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ PORT, HOST = "{port}", "{host}"
 """Placeholders in a command for its server's address."""
 _GUARD = str(Path(guard.__file__))
 _FORKED_S: Seconds = 60.0
-"""A guard forks its server at once; only a machine that stands still takes longer."""
+"""Longest wait for a guard to fork its server, which takes long only on a machine that is frozen."""
 
 
 class ServerProcess:
-    """A server that runs.
+    """A running server.
 
     Args:
-        process: its guard, which ends as it does.
-        leader: the server.
+        process: its guard, which ends with the server's status.
+        leader: process id of the server.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, leader: int) -> None:
@@ -37,11 +37,11 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, arguments: Sequence[str], log: Path | None = None) -> Self:
-        """Start one. Raises `UsageError`.
+        """Start a server. Raises `UsageError`.
 
         Args:
             arguments: its command.
-            log: where its output is added; None: it goes where ours does.
+            log: file to append its output to; None: it goes to this process's output.
         """
         if shutil.which(arguments[0]) is None:
             raise UsageError(f"{arguments[0]} cannot be started: there is no such program")
@@ -70,21 +70,21 @@ class ServerProcess:
         return cls(process, int(line))
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended with all that it has started."""
+        """Its exit code, once it and its descendants have ended."""
         code = await self._process.wait()
         if code == -signal.SIGKILL and self._leader:
-            # The guard itself was killed: what is in the server's group is left. Once, as its number may be another's.
+            # The guard itself was killed: kill the server's group. Only once, as another process may get the number.
             leader, self._leader = self._leader, 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, signal.SIGKILL)
         return -signal.SIGKILL if code == guard.KILLED else code
 
     def kill(self) -> None:
-        """End it at once, and what it has started."""
+        """Kill it and its descendants."""
         self._send(guard.END)
 
     async def end(self, grace: Seconds) -> None:
-        """Ask it to end, and after `grace` end it."""
+        """Ask it to end, and kill it after `grace`."""
         self._send(guard.ASK)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait(), grace)
@@ -103,7 +103,7 @@ def placed(arguments: Sequence[str], host: str, port: int) -> list[str]:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port that nobody has at present. Raises `UsageError` where this machine does not have that address."""
+    """A port that is free at present. Raises `UsageError` if this machine does not have that address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listener:

@@ -1,6 +1,6 @@
-"""Workers that the head starts itself, each started again when it ends.
+"""Workers that the head starts itself; each is restarted when it ends.
 
-Here with a port each; or, where the command says where the head is, anywhere: such a worker announces itself.
+They run here with a port each, or, if the command contains the head's address, anywhere: those register themselves.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ _SOUND_AFTER: Seconds = 60.0
 
 
 class SpawnedWorkers:
-    """Some workers of the same command.
+    """Workers of one command.
 
     Args:
-        command: with `{port}` where the port goes, or with `{head}` where the head's address goes.
-        count: how many.
-        attendance: told of each that does not announce itself.
+        command: with `{port}` in place of the port, or with `{head}` in place of the head's address.
+        count: number of workers.
+        attendance: gets each worker that does not register itself.
         head: how workers reach the head.
-        logs: a folder for what they write, a file each.
+        logs: a folder for their output, one file each.
         grace: between SIGTERM and SIGKILL.
-        say: told in a sentence what becomes of them.
+        say: prints a sentence about each change.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SpawnedWorkers:
         self._logs, self._grace, self._say = logs, grace, say
 
     async def run(self) -> None:
-        """Keep them running until this is cancelled; then end them, and what they have started."""
+        """Keep them running until cancelled; then end them and their descendants."""
         self._logs.mkdir(exist_ok=True)
         await asyncio.gather(*(self._keep(self._logs / f"{number}.log") for number in range(1, self._count + 1)))
 
@@ -76,7 +76,7 @@ class SpawnedWorkers:
             await asyncio.sleep(wait)
 
     async def _start(self, log: Path) -> tuple[ServerProcess, str]:
-        """A server, and its address; empty: it announces itself."""
+        """Start a server; returns it and its address; empty: it registers itself."""
         if self._announced:
             return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._arguments], log), ""
         port = free_port()
@@ -84,7 +84,7 @@ class SpawnedWorkers:
 
 
 def arguments_of(command: str) -> list[str]:
-    """The words of a `--spawn`. Raises `UsageError` where its workers could not be found."""
+    """The words of a `--spawn` command. Raises `UsageError` if the head could not find its workers."""
     try:
         arguments = shlex.split(command)
     except ValueError as error:

@@ -1,5 +1,5 @@
-"""Data as people have it: records of files of all kinds become rows, and results become tables again.
+"""Records of many file formats become rows, and results become tables.
 
-`files` reads records, `making` says how one becomes a row (*pure*), `inputs` makes lines of OpenAI's batch format of
-them; `columns` says what a column of the output has of a result (*pure*), and `outputs` writes.
+`files` reads records, `making` makes a row from one (*pure*), `inputs` makes lines of OpenAI's batch format from them;
+`columns` computes the output's columns from a result (*pure*), and `outputs` writes them.
 """

@@ -1,4 +1,4 @@
-"""Columns of an output: what can be told of a row's result, and which of it is wanted beside the input's own. Pure."""
+"""Columns of an output: values computed from a row's result, beside the columns of the input. Pure."""
 
 import base64
 import json
@@ -12,15 +12,15 @@ from regrow_batch.answers import read_result
 from regrow_batch.tables.making import Record, plain
 
 _INPUT = "input."
-"""Before the name of a column that is the input's, where a result has one of that name."""
+"""Prefix of an input column's name where a result column has the same name."""
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """A line of the output in OpenAI's format, read.
+    """A decoded line of the output in OpenAI's format.
 
     Attributes:
-        line: all of it.
+        line: the whole line.
         body: of the worker's answer; empty: there is none.
     """
 
@@ -29,21 +29,21 @@ class RowResult:
 
     @classmethod
     def read(cls, result: bytes) -> "RowResult":
-        """From the bytes, which this package has written."""
+        """Decode a line that this package has written."""
         line = read_result(result)
         body = (line.get("response") or {}).get("body")
         return cls(line, body if isinstance(body, dict) else {})
 
     def choices(self) -> list[Mapping[str, Any]]:
-        """The answers, where there are any, by their places."""
+        """The choices of the answer, in the order of their indexes."""
         return _in_order(self.body.get("choices"))
 
     def said(self, *names: str) -> list[str | None]:
-        """Of each answer the first of these fields of its message that has a text."""
+        """For each choice, the first of these message fields that has a text."""
         return [_text(choice, names) for choice in self.choices()]
 
     def usage(self, *path: str) -> int | None:
-        """A count of tokens."""
+        """A token count."""
         found: Any = self.body.get("usage")
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
@@ -55,7 +55,7 @@ class RowResult:
         return found if isinstance(found, str) else None
 
     def embedding(self) -> list[float] | None:
-        """The first of the answer's embeddings; a text of base64 has numbers of four bytes, the lowest first."""
+        """The first embedding of the answer; a base64 text contains little-endian float32 numbers."""
         data = _in_order(self.body.get("data"))
         found = data[0].get("embedding") if data else None
         if isinstance(found, str):
@@ -66,7 +66,7 @@ class RowResult:
 
 
 def _in_order(found: Any) -> list[Mapping[str, Any]]:
-    """Objects of a list by the place that each says it has; those that say none are where they are."""
+    """Objects of a list, ordered by their indexes; objects without one keep their places."""
     parts: list[Mapping[str, Any]] = []
     if isinstance(found, list):
         parts = [each for each in found if isinstance(each, dict)]
@@ -125,7 +125,7 @@ RESULTS: Mapping[str, tuple[str, Callable[[RowResult], Any]]] = {
     "response": (TEXT, lambda row: _as_json(row.line.get("response"))),
     "line": (TEXT, lambda row: _as_json(row.line)),
 }
-"""Facts about a row: the kind of each value, and a function that finds it."""
+"""Values that can be computed for a row: the type of each, and its function."""
 
 USUAL = ("answer", "finish_reason", "error", "prompt_tokens", "completion_tokens")
 USUAL_OF_EMBEDDINGS = ("embedding", "error", "prompt_tokens")
@@ -142,8 +142,8 @@ class Column:
 
     Attributes:
         name: in the output.
-        computed: in `RESULTS`; empty: the input's.
-        given: in the input; empty: of the result.
+        computed: name in `RESULTS`; empty: an input column.
+        given: name in the input; empty: a computed column.
     """
 
     name: str
@@ -151,17 +151,17 @@ class Column:
     given: str = ""
 
     def value(self, row: RowResult, record: Record) -> Any:
-        """Value of a row in this column."""
+        """The value of a row in this column."""
         return RESULTS[self.computed][1](row) if self.computed else record.get(self.given)
 
 
 def chosen(text: str, given: Sequence[str], *, embeddings: bool) -> list[Column]:
-    """The columns that are wanted. Raises `UsageError`.
+    """The selected columns. Raises `UsageError`.
 
     Args:
-        text: `NAME` or `NAME=COLUMN`, with commas between them; empty: all of the input, and the usual ones.
+        text: `NAME` or `NAME=COLUMN`, separated by commas; empty: all columns of the input, and the usual results.
         given: columns of the input.
-        embeddings: whether the rows ask for them.
+        embeddings: whether the rows ask for embeddings.
     """
     if not text:
         usual = USUAL_OF_EMBEDDINGS if embeddings else USUAL
@@ -194,13 +194,13 @@ def _column(word: str, given: Sequence[str]) -> Column:
 
 
 class Kinds:
-    """Finds out what the values of a table without types have in common, column by column."""
+    """Infers a type for each column of a table without types."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[str]] = {}
 
     def take(self, record: Record) -> None:
-        """Look at a record."""
+        """Update the types from a record."""
         for name, value in record.items():
             seen = self._seen.setdefault(str(name), set())
             if value is not None:
@@ -208,11 +208,11 @@ class Kinds:
 
     @property
     def names(self) -> list[str]:
-        """The columns, as they came."""
+        """The columns, in the order of their appearance."""
         return list(self._seen)
 
     def of(self, name: str) -> str:
-        """`bool`, `int`, `float`, `str`; or `json`: a text with the JSON of whatever stands there."""
+        """`bool`, `int`, `float`, `str`; or `json`: a text with the value's JSON, for all other values."""
         kinds = self._seen.get(name) or {"str"}
         if kinds == {"int", "float"}:
             return "float"
@@ -228,7 +228,7 @@ def _kind(value: object) -> str:
 
 
 def as_kind(value: Any, kind: str) -> Any:
-    """A value as its column has it."""
+    """Convert a value to its column's type."""
     if value is None:
         return None
     return _as_json(plain(value)) if kind == "json" else float(value) if kind == "float" else value

@@ -1,7 +1,7 @@
-"""Records of files as people have them: Parquet, Arrow, CSV, JSON Lines, gzipped or not, folders of these, data sets.
+"""Reads records from Parquet, Arrow, CSV and JSON Lines files, gzipped or not, folders of these, and data sets.
 
-Whatever a place is, it is read through in the same order each time. Parquet and Arrow need pyarrow, data sets of the
-Hugging Face hub `datasets`; both are read in batches, never as a whole.
+Each place is read in the same order each time. Parquet and Arrow need pyarrow, data sets of the Hugging Face hub need
+`datasets`; both are read in batches, never as a whole.
 """
 
 import csv
@@ -32,12 +32,12 @@ _HUB_FILES = ("hf://datasets/", "hf://models/", "hf://spaces/", "hf://buckets/")
 _LARGEST_FIELD = 1 << 30
 _BLOCK = 1 << 18
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""The beginning of a character that JSON may write as two halves."""
+"""First half of a surrogate pair in a JSON escape."""
 _BEYOND = "\0beyond the header"
 
 
 def suffix_of(place: str) -> str:
-    """Suffix of a place's name, without the end of a compressed one."""
+    """Suffix of a place's name, without that of a compression."""
     return Path(unpacked_name(place)).suffix.lower()
 
 
@@ -55,7 +55,7 @@ def open_unpacked(place: str) -> BinaryIO:
 
 
 class _Unpacked(RawIOBase):
-    """A gzipped file, of which a damaged place is the user's to mend."""
+    """A gzipped file; damaged data raises an error for the user."""
 
     def __init__(self, place: str, stream: gzip.GzipFile) -> None:
         self._place, self._stream = place, stream
@@ -78,7 +78,7 @@ class _Unpacked(RawIOBase):
 
 
 def is_table(place: str) -> bool:
-    """True if a place has records and not lines of JSON."""
+    """True if a place contains records, and not lines of OpenAI's batch format."""
     path = local_path(place)
     if path is not None and path.is_dir():
         return True
@@ -88,16 +88,16 @@ def is_table(place: str) -> bool:
 
 
 def is_data_set(place: str) -> bool:
-    """True if a place is a data set of the hub, and not a file there."""
+    """True if a place is a data set of the hub, and not a single file in one."""
     return place.startswith(_HUB) and not place.startswith(_HUB_FILES)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A place with records.
+    """A place that contains records.
 
     Attributes:
-        place: where.
+        place: its path or URL.
         split: of a data set.
     """
 
@@ -105,7 +105,7 @@ class Table:
     split: str = "train"
 
     def batches(self) -> Iterator[Sequence[Record]]:
-        """The records, some at a time. Raises `UsageError`, `BatchStopped`."""
+        """The records in batches. Raises `UsageError`, `BatchStopped`."""
         path = local_path(self.place)
         if is_data_set(self.place):
             yield from _data_set(self.place, lambda: _from_hub(self.place, self.split))
@@ -119,7 +119,7 @@ class Table:
             yield from _file(self.place)
 
     def schema(self) -> Any:
-        """The columns as pyarrow has them; None: this kind of place does not say."""
+        """The columns as a pyarrow schema; None: this kind of place has none."""
         path = local_path(self.place)
         if is_data_set(self.place):
             return reached(self.place, "read", lambda: _from_hub(self.place, self.split)).features.arrow_schema
@@ -134,16 +134,16 @@ class Table:
         try:
             return arrow.unify_schemas(found, promote_options="permissive")
         except (arrow.ArrowInvalid, arrow.ArrowTypeError):
-            return None  # they differ: what the values are is seen by reading them
+            return None  # the files differ: types are then inferred from the values
 
     def records(self) -> Iterator[Record]:
-        """One by one."""
+        """The records one by one."""
         for batch in self.batches():
             yield from batch
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a folder that have records, in order of their names, those of folders in it too."""
+    """The files of a folder, and of folders in it, that contain records, in the order of their names."""
     found = sorted(each for each in folder.rglob("*") if suffix_of(str(each)) in KNOWN and each.is_file())
     if not found:
         raise UsageError(f"{folder} has no file of {', '.join(KNOWN)}, gzipped or not")
@@ -151,11 +151,11 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def hold_apart(place: str, written: Sequence[Path]) -> None:
-    """Raise `UsageError` where a batch would write over its input, or into it, or one of its files over another.
+    """Raise `UsageError` if a batch would write over its input, or into it, or one of its files over another.
 
     Args:
         place: the input.
-        written: all files that are written.
+        written: all files that the batch writes.
     """
     source = local_path(place)
     folder = source.resolve() if source is not None and source.is_dir() else None
@@ -198,7 +198,7 @@ def _lines(place: str) -> Iterator[Sequence[Record]]:
             try:
                 record = json.loads(line)
                 if _HALF.search(line):
-                    json.dumps(record, ensure_ascii=False).encode()  # half a character can neither be sent nor written
+                    json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent or written
             except (ValueError, RecursionError) as error:
                 raise UsageError(f"{place}, line {number}: is not JSON: {error}") from None
             if not isinstance(record, dict):
@@ -217,7 +217,7 @@ def _separated(place: str, delimiter: str) -> Iterator[Sequence[Record]]:
     with open_unpacked(place) as stream, TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text, delimiter=delimiter, strict=True, restkey=_BEYOND)
         names = table.fieldnames or ()
-        if twice := sorted({name for name in names if name and names.count(name) > 1}):  # spreadsheets leave commas
+        if twice := sorted({name for name in names if name and names.count(name) > 1}):  # from trailing commas
             raise UsageError(f"{place} has two columns {twice[0]!r}", hint="give each a name of its own")
         for record in table:
             if _BEYOND in record:
@@ -246,7 +246,7 @@ def _parquet(place: str) -> Iterator[Sequence[Record]]:
 
 
 def _schema(place: str) -> Any:
-    """The columns of one file as pyarrow has them; None: it does not say."""
+    """The columns of one file as a pyarrow schema; None: it has none."""
     if suffix_of(place) not in (*PARQUET, *ARROW):
         return None
     arrow = _pyarrow(place)
@@ -267,7 +267,7 @@ def _arrow(place: str) -> Iterator[Sequence[Record]]:
 
 
 def _opened(arrow: Any, stream: BinaryIO) -> Any:
-    """A reader of a file, or of a stream, as `datasets` writes it."""
+    """A reader of an Arrow file, or of an Arrow stream, the format of `datasets`."""
     try:
         return arrow.ipc.open_file(stream)
     except arrow.ArrowInvalid:
@@ -276,7 +276,7 @@ def _opened(arrow: Any, stream: BinaryIO) -> Any:
 
 
 def _arrow_batches(arrow: Any, stream: BinaryIO) -> Iterator[Any]:
-    """A file has its batches by number, a stream one behind the other."""
+    """A file has its batches by index, a stream one after the other."""
     found = _opened(arrow, stream)
     if not hasattr(found, "num_record_batches"):
         yield from found

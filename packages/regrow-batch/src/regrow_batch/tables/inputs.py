@@ -1,4 +1,4 @@
-"""The input of a batch as lines of OpenAI's batch format: such lines, or records that rows are made of."""
+"""The input of a batch as lines of OpenAI's batch format: such lines, or records that rows are made from."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,10 +28,10 @@ class RowLines:
         return {}
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
-        """Each line, blank ones too. Raises `UsageError`, `BatchStopped`.
+        """Each line, including blank ones. Raises `UsageError`, `BatchStopped`.
 
         Args:
-            digest: told of all bytes.
+            digest: called with all bytes.
         """
         with open_unpacked(self.place) as stream:
             for line in stream:
@@ -41,13 +41,13 @@ class RowLines:
 
 @dataclass(frozen=True)
 class RowRecords:
-    """Records that rows are made of; the line of a record has its number, from 1.
+    """Records that rows are made from. The line number of a record is its number, from 1.
 
     Attributes:
-        place: what they are called.
-        making: of a row.
-        read: reads them from the first on, the same each time.
-        table: that they are of, whose columns may have types.
+        place: name of the source for messages.
+        making: makes a row from a record.
+        read: reads the records from the first one on, in the same order each time.
+        table: the source table, whose columns may have types.
     """
 
     place: str
@@ -62,7 +62,7 @@ class RowRecords:
         return self.making.description()
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
-        """The row of each record. Raises what reading them does."""
+        """The row of each record. Raises the errors of reading the records."""
         for number, record in enumerate(self.read()):
             line = row_line(record, number, self.making)
             digest(line)
@@ -70,7 +70,7 @@ class RowRecords:
 
 
 class RowSource(Protocol):
-    """Source of a batch: lines that each are a row, the same each time."""
+    """Source of a batch: lines with one row each, the same at each reading."""
 
     @property
     def place(self) -> str:
@@ -79,7 +79,7 @@ class RowSource(Protocol):
 
     @property
     def unit(self) -> str:
-        """Name for one of its lines."""
+        """Name of one line, for messages."""
         ...
 
     def description(self) -> dict[str, str]:
@@ -87,12 +87,12 @@ class RowSource(Protocol):
         ...
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
-        """Each line, blank ones too."""
+        """Each line, including blank ones."""
         ...
 
 
 def source_of(place: str, making: RowMaking, *, split: str = "train") -> RowSource:
-    """Source of the rows at a place. Raises `UsageError` if it is not there, or does not say what is asked."""
+    """Source of the rows at a place. Raises `UsageError` if nothing is there, or a requested column is missing."""
     if not is_table(place) and not making.asks:
         return RowLines(place)
     table = Table(place, split)
@@ -102,7 +102,7 @@ def source_of(place: str, making: RowMaking, *, split: str = "train") -> RowSour
     columns = [str(name) for name in first]
     if not making.asks:
         making = guessed(columns, making.url, making.name)
-    # Records of JSON may have fields that the first one has not.
+    # Records of JSON may have fields that the first record lacks.
     if is_table(place):
         wanted = {making.prompt, making.messages, making.name, *fields_of(making.template)} - {""}
         if missing := sorted(wanted.difference(columns)):

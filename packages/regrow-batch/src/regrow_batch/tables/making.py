@@ -1,7 +1,7 @@
-"""Rows made of records: a record of a table becomes a line of OpenAI's batch format. Pure.
+"""Makes rows from records: a record of a table becomes a line of OpenAI's batch format. Pure.
 
-A prompt's column gives one message of a user, a messages' column a whole chat, a template a body whose texts have
-`{column}` where a value goes. The rows are numbered as the records are, and named by a column or by their number.
+A prompt column gives one user message, a messages column a whole chat, a template a body whose texts have `{column}`
+in place of a value. The rows have the numbers of the records, and are named by a column or by their number.
 """
 
 import json
@@ -16,7 +16,7 @@ from regrow.core.errors import UsageError
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 NAME_COLUMNS = ("custom_id", "id")
-"""Columns that name rows where no other is told, the first that is there."""
+"""Columns that name rows unless another is chosen; the first that exists is used."""
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 _UNMADE = "regrow_unmade"
 _GUESSED = {"prompt": "prompt", "messages": "messages"}
@@ -26,12 +26,12 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowMaking:
-    """Making of a row from a record. One of the first three says what is asked.
+    """Parameters of making a row from a record. One of the first three gives the request.
 
     Attributes:
         prompt: the column of a text.
-        messages: the column of a list of messages, or of its JSON.
-        template: a body, whose texts may name columns in braces.
+        messages: the column of a list of messages, or of such a list in JSON.
+        template: a body, whose texts may contain column names in braces.
         name: the column of names; empty: one of `NAME_COLUMNS`, else `row-` and the record's number.
         url: where rows are sent.
     """
@@ -44,18 +44,18 @@ class RowMaking:
 
     @property
     def asks(self) -> bool:
-        """True if it says what is asked; if not, the input has rows, or columns of the usual names."""
+        """True if it gives the request; if not, the input contains rows, or columns with the usual names."""
         return bool(self.prompt or self.messages or self.template is not None)
 
     def description(self) -> dict[str, str]:
-        """Settings on which the results depend, by the names that the user knows; none if no rows are made."""
+        """Settings on which the results depend, by the names that the user knows; empty if no rows are made."""
         template = "" if self.template is None else json.dumps(self.template, sort_keys=True)
         found = {"--prompt-column": self.prompt, "--messages-column": self.messages, "--template": template}
         return {name: value for name, value in (found | {"--id-column": self.name}).items() if value}
 
 
 def guessed(columns: list[str], url: str, name: str) -> RowMaking:
-    """The making of a table that is told nothing of its columns. Raises `UsageError`."""
+    """The making for a table without column options. Raises `UsageError`."""
     for column, word in _GUESSED.items():
         if column in columns:
             return RowMaking(**{word: column}, url=url, name=name)
@@ -66,7 +66,7 @@ def guessed(columns: list[str], url: str, name: str) -> RowMaking:
 
 
 def read_template(text: str) -> Any:
-    """A body, from JSON; from any other text a chat with that text as the user's message."""
+    """A body, from JSON; any other text becomes the user message of a chat."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -75,7 +75,7 @@ def read_template(text: str) -> Any:
 
 
 def name_of_record(record: Record, number: int, making: RowMaking) -> str:
-    """The row's name. Raises `ValueError` where its column has none."""
+    """The row's name. Raises `ValueError` if its column has no value."""
     column = making.name or next((each for each in NAME_COLUMNS if each in record), "")
     if not column:
         return f"row-{number}"
@@ -86,7 +86,7 @@ def name_of_record(record: Record, number: int, making: RowMaking) -> str:
 
 
 def row_line(record: Record, number: int, making: RowMaking) -> bytes:
-    """The line of a record: one that can be sent, or one that says by its body's lack why it cannot."""
+    """The line of a record. If no row can be made from it, the line has no body and gives the reason."""
     name = ""
     try:
         name = name_of_record(record, number, making)
@@ -97,12 +97,12 @@ def row_line(record: Record, number: int, making: RowMaking) -> bytes:
 
 
 def unmade_line(name: str, why: str) -> bytes:
-    """The line of a record that no row can be made of."""
+    """The line of a record from which no row can be made."""
     return msgspec.json.encode(({"custom_id": name} if name else {}) | {_UNMADE: why})
 
 
 def unmade(line: bytes) -> str:
-    """Why a line of `row_line` cannot be sent; empty: it says nothing of that."""
+    """Reason why a line of `row_line` cannot be sent; empty: it gives none."""
     if _UNMADE.encode() not in line:
         return ""
     try:
@@ -113,7 +113,7 @@ def unmade(line: bytes) -> str:
 
 
 def body_of(record: Record, making: RowMaking) -> Any:
-    """Body to send. Raises `ValueError` if the record lacks a part of it."""
+    """The request body. Raises `ValueError` if the record lacks a part of it."""
     if making.template is not None:
         return filled(making.template, record)
     if making.messages:
@@ -142,12 +142,12 @@ def _messages(value: Any, column: str) -> Any:
     made = plain(value)
     if not isinstance(made, list) or not made or not all(isinstance(each, dict) for each in made):
         raise ValueError(f"has no list of messages in the column {column!r}")
-    # A table gives each message all fields that any has: those without a value were not there.
+    # A table gives each message the fields of all messages; fields without a value were not in the record.
     return [{name: part for name, part in each.items() if part is not None} for each in made]
 
 
 def filled(template: Any, record: Record) -> Any:
-    """A template with values for its fields. A text that is one field alone takes the value as it is."""
+    """A template with its fields filled in. A text that is only one field takes the value unchanged."""
     if isinstance(template, dict):
         return {name: filled(part, record) for name, part in template.items()}
     if isinstance(template, list):
@@ -177,7 +177,7 @@ def _as_text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Form of a table's value that JSON can have: times and the like as texts, numbers of other kinds as numbers."""
+    """A table's value in a form that JSON has: times and the like as texts, numbers of other types as plain numbers."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):

@@ -24,13 +24,13 @@ def is_parquet(place: str) -> bool:
 
 
 class Output:
-    """Output to be. Making one raises `UsageError` if it is not possible, before anything is sent.
+    """The output of a batch. The constructor raises `UsageError` if it cannot be made, before any row is sent.
 
     Args:
-        place: a path or a URL; its name says what it becomes: `.parquet`, lines of JSON, gzipped where it ends so.
+        place: a path or a URL; its suffix decides the format: `.parquet`, or JSON Lines, gzipped if it ends in `.gz`.
         source: the input, whose columns may be kept.
-        columns: those wanted, as `columns.chosen` reads them; empty: the usual ones.
-        embeddings: whether the rows ask for them.
+        columns: those selected, as `columns.chosen` reads them; empty: the usual ones.
+        embeddings: whether the rows ask for embeddings.
     """
 
     def __init__(self, place: str, source: RowSource, columns: str = "", *, embeddings: bool = False) -> None:
@@ -49,11 +49,11 @@ class Output:
 
     @property
     def has_lines(self) -> bool:
-        """True if it has the results as they are, from which a batch can go on."""
+        """True if it has the results unchanged, so that a later batch can resume from it."""
         return not is_parquet(self.place) and not self._columns
 
     def _look(self, source: RowRecords) -> list[str]:
-        """The input's columns, and their types; those of a table without types are found by reading it."""
+        """The input's columns and their types; for a table without types, inferred by reading it."""
         if self._arrow is not None and isinstance(source.table, Table):
             self._schema = source.table.schema()
         if self._schema is not None and self._is_writable(self._schema, next(iter(source.read()), {})):
@@ -65,7 +65,7 @@ class Output:
         return self._kinds.names
 
     def _is_writable(self, schema: Any, record: Record) -> bool:
-        """True if Parquet takes a record of these types: not all that Arrow has, and not all from Python's values."""
+        """True if Parquet can write a record of these types: not all of Arrow's types, nor all Python values."""
         from pyarrow import parquet
 
         try:
@@ -78,12 +78,12 @@ class Output:
     def write(
         self, results: Numbered, take: Callable[[bytes], None], hold: Callable[[int, bytes], None] = lambda *_: None
     ) -> int:
-        """Write all; how many there are. Raises `BatchStopped`, `UsageError`.
+        """Write all results, and return their number. Raises `BatchStopped`, `UsageError`.
 
         Args:
             results: by number, in order.
-            take: told of each result.
-            hold: told of the number and the line of each record that is read again; raises where it is another now.
+            take: called with each result.
+            hold: called with the number and the line of each record that is read again; raises if it has changed.
         """
         self._hold = hold
         if (found := stamp_of(self.place)) is not None and found != self._before:
@@ -96,7 +96,7 @@ class Output:
                 return self._write_parquet(self._rows(results, take), out)
             if not self.place.lower().endswith(".gz"):
                 return self._write_lines(results, take, out)
-            # Without a time in it, so that the same results make the same file.
+            # Without a timestamp, so that the same results make the same file.
             with gzip.GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as packed:
                 return self._write_lines(results, take, cast(BinaryIO, packed))
 
@@ -152,7 +152,7 @@ class Output:
         return arrow.schema(fields)
 
     def _rows(self, results: Numbered, take: Callable[[bytes], None]) -> Iterator[tuple[RowResult, Record]]:
-        """Each result with the record that it was made of."""
+        """Each result with the record that it was made from."""
         if not isinstance(self._source, RowRecords) or not any(column.given for column in self._columns):
             for _, result in results:
                 take(result)

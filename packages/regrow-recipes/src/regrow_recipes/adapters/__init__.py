@@ -1,5 +1,5 @@
-"""Trainers of other people, whose updates become steps of regrow. Each file imports its framework only when used.
+"""Adapters for trainers of other libraries, whose updates become steps. Each imports its framework only when used.
 
-Nothing here knows more of the engine than a script does: `regrow.init`, `protect`, `steps`, `restartable`. What a
-framework keeps for itself, and we read or set all the same, stands in `private_names`.
+Adapters use only the engine's API for scripts: `regrow.init`, `protect`, `steps`, `restartable`. Private names of a
+framework that are read or set are in `private_names`.
 """

@@ -13,7 +13,7 @@
         evaluate()
 
 With `Accelerator(gradient_accumulation_steps=4)` a step has several batches: `with step as micros:`, and in it
-`for batch in accelerator.batches(micros):`. The loops are what changes: a step is one update. See docs/adopt.md.
+`for batch in accelerator.batches(micros):`. Only the loops change: a step is one update. See docs/adopt.md.
 """
 
 import copy
@@ -44,7 +44,7 @@ __all__ = ["Accelerator"]
 
 
 class _Behind:
-    """Base class that the mixin expects, for the types alone."""
+    """Base class that the mixin expects, for type checking only."""
 
     if TYPE_CHECKING:
 
@@ -58,8 +58,8 @@ class _Recoverable(_Behind):
     """An `Accelerator` whose updates are steps of regrow.
 
     Args:
-        seed: what the order of data and all random numbers derive from.
-        gradient_accumulation_steps: micro-batches of an update for each rank that the job starts with.
+        seed: seed of the order of data and of all random numbers.
+        gradient_accumulation_steps: micro-batches of an update for each initial rank.
     """
 
     session: "Session"
@@ -67,7 +67,7 @@ class _Recoverable(_Behind):
 
     def __init__(self, *args: Any, seed: int = 0, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         self.session = joined(seed, changes_classes=True)
-        # accelerate divides losses by the number it is told; the mean over an update is the micro-batches' own.
+        # accelerate divides losses by this number; here the micro-batches take the mean over an update.
         super().__init__(*args, **kwargs)
         self._accumulates = gradient_accumulation_steps
         self._protected: list[Any] = []
@@ -80,10 +80,10 @@ class _Recoverable(_Behind):
             )
 
     def prepare(self, *given: Any, **options: Any) -> Any:
-        """As accelerate's; what is prepared is protected, with the state of optimizers and schedulers.
+        """As accelerate's; prepared objects are protected, with the state of optimizers and schedulers.
 
-        Loaders know nothing of ranks until they are used: `steps` deals out the data of one, and who goes through
-        another, in an evaluation, gets the share of the rank that this worker has then.
+        Loaders are not bound to a rank until they are used: `steps` deals out the data of one; an iteration over
+        another, in an evaluation, reads the share of the worker's present rank.
         """
         made = [self._prepared(each, options) for each in given]
         return made[0] if len(made) == 1 else tuple(made)
@@ -102,21 +102,21 @@ class _Recoverable(_Behind):
         return made
 
     def protect(self, *objects: Any) -> None:
-        """Protect objects besides the prepared ones: an average of weights, counters. To be called before `steps`."""
+        """Protect objects besides the prepared ones: an average of weights, counters. Call it before `steps`."""
         self._protected += objects
 
     def steps(self, loader: Any, *, until: int | None = None, epochs: int | None = None) -> Iterator["Step"]:
-        """The updates that are still to be made. Where gradients are not accumulated a step is that of one batch.
+        """The remaining updates. Without gradient accumulation, a step yields one batch.
 
         Args:
             loader: a plain `DataLoader`.
-            until: how many updates the training has in all.
-            epochs: or, how many passes over the data; `ends_epoch` tells where one ends.
+            until: total number of updates.
+            epochs: alternatively, number of passes over the data; see `ends_epoch`.
 
         Raises:
-            UsageError: neither is given, or nobody knows how many samples a pass has.
+            UsageError: neither is given, or the number of samples in a pass is not known.
         """
-        declare()  # accelerate's own functions call collectives, which the script's text does not name
+        declare()  # accelerate's own functions call collectives that are not in the script's text
         if self.scaler is not None:
             self._protected.append(self.scaler)
         self.session.protect(*self._protected)
@@ -150,12 +150,12 @@ class _Recoverable(_Behind):
         self._set_place()
 
     def ends_epoch(self, step: "Step") -> bool:
-        """True if a step is committed, and its update is the last one of a pass over the data."""
+        """True if a step is committed and is the last update of a pass over the data."""
         return step.committed and self._schedule.ends_epoch(step.number)
 
     @property
     def epoch(self) -> int:
-        """Number of the present step's pass over the data, from 0. Ask, do not remember."""
+        """Number of the present step's pass over the data, from 0. It can change, so do not store it."""
         number = 0 if self._step is None else self._step.number
         return number // (self._schedule.per_epoch or number + 1)
 
@@ -166,7 +166,7 @@ class _Recoverable(_Behind):
         return send_to_device(batch, self.device) if self.device_placement else batch
 
     def batches(self, micros: "MicroBatches") -> Iterator[Any]:
-        """This rank's batches of an update, on its device; `backward` is to be called once for each."""
+        """This rank's batches of an update, on its device; call `backward` once for each."""
         from accelerate.utils import send_to_device
 
         if self._accumulates == 1:
@@ -184,8 +184,8 @@ class _Recoverable(_Behind):
         """Add the present batch's gradient, and log its loss.
 
         Args:
-            loss: the mean over what `weight` counts.
-            weight: samples (the default) or tokens of the batch.
+            loss: the mean over the elements that `weight` counts.
+            weight: number of samples (the default) or tokens of the batch.
 
         Raises:
             UsageError: outside `batches`.
@@ -216,17 +216,17 @@ class _Recoverable(_Behind):
 
     @property
     def process_index(self) -> int:
-        """This worker's rank now."""
+        """This worker's present rank."""
         return self.session.rank
 
     @property
     def local_process_index(self) -> int:
-        """This worker's rank on its node now."""
+        """This worker's present rank on its node."""
         return self.session.local_rank
 
     @property
     def is_main_process(self) -> bool:
-        """True if this is rank 0 now."""
+        """True if this is rank 0 at present."""
         return self.session.is_main
 
 
@@ -244,7 +244,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _DealtLater(DataLoader[Any]):
-    """A loader that knows nothing of ranks; who goes through it reads this worker's share, as accelerate deals it."""
+    """A loader that is not bound to a rank; iteration reads this worker's present share, divided as by accelerate."""
 
     undealt: DataLoader[Any]
     owner: _Recoverable
@@ -263,12 +263,12 @@ def _dealt_later(loader: DataLoader[Any], owner: _Recoverable) -> DataLoader[Any
 
 
 class _ForEachProcess(LRScheduler):
-    """A scheduler that goes a step for each process at an update, as accelerate's: scripts count undivided batches."""
+    """A scheduler that steps once for each process at an update, as accelerate's: scripts count undivided batches."""
 
     processes: int
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """As many as there were processes at the start, and none behind the last."""
+        """Step as many times as there were processes at the start, but not past the last step."""
         last = getattr(self, "total_steps", None)
         for _ in range(self.processes):
             if last is None or self._step_count <= last:

@@ -1,4 +1,4 @@
-"""Digests of what an attribute holds, by which a change of it is seen. No code of the script's is run for them."""
+"""Digests of attribute values, to detect changes. Computing them runs none of the script's code."""
 
 import random
 import sys
@@ -13,7 +13,7 @@ from regrow.train.values.plain import ATOMS
 
 _LEAVES = 5_000
 _MOST_BYTES = 1 << 20
-"""Of a tensor or array; of larger ones it is seen that torch has written into them, of arrays nothing."""
+"""Largest tensor or array that is read. Larger tensors are compared by torch's version counter, arrays not at all."""
 _OPAQUE = (torch.nn.Module, FunctionType, MethodType, ModuleType, type)
 _LIBRARIES = frozenset(
     {
@@ -34,8 +34,8 @@ _LIBRARIES = frozenset(
 def fingerprint(value: object) -> str:
     """A digest of values, containers, tensors, arrays, generators and attributes of the script's own objects.
 
-    What is found behind 5,000 leaves does not count, and neither do models, functions and objects of libraries: of
-    these alone the digest is empty.
+    Values after the first 5,000 leaves are ignored, as are models, functions and objects of libraries: the digest of
+    one of these alone is empty.
     """
     if _content(value) is None:
         return ""
@@ -54,7 +54,7 @@ def fingerprint(value: object) -> str:
 
 
 def _content(thing: object) -> list[object] | bytes | None:
-    """Bytes of a thing, or the things in it; None: nothing is known of it."""
+    """Bytes of a value, or the values in it; None: it is ignored."""
     if isinstance(thing, torch.Tensor):
         if thing.device.type != "cpu" or thing.layout != torch.strided or thing.nbytes > _MOST_BYTES:
             return str((tuple(thing.shape), 0 if thing.is_inference() else thing._version)).encode()

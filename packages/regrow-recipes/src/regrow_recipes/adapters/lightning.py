@@ -35,7 +35,7 @@ _REFUSED_CALLBACKS = {
 
 
 class _Behind:
-    """Base class that the mixin expects, for the types alone."""
+    """Base class that the mixin expects, for type checking only."""
 
     if TYPE_CHECKING:
 
@@ -48,11 +48,11 @@ class _Recoverable(_Behind):
     """A `Trainer` whose updates are steps of regrow.
 
     Args:
-        seed: what the order of data and all random numbers derive from; without it, what `seed_everything` was given.
-        devices: left out, all ranks of this node; `num_nodes` likewise.
+        seed: seed of the order of data and of all random numbers; default: the one given to `seed_everything`.
+        devices: if omitted, all ranks of this node; likewise `num_nodes`.
 
     Raises:
-        UsageError: what is asked for cannot go on through a fault.
+        UsageError: an argument asks for something that cannot survive a fault.
     """
 
     session: "Session"
@@ -70,7 +70,7 @@ class _Recoverable(_Behind):
         private_names.unnoted_sanity_check(self)
 
     def fit(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        """As Lightning's, through faults."""
+        """Train as Lightning's `fit`, and continue after faults."""
         _refuse(self, model, kwargs.get("ckpt_path"))
         if self.session.newcomer:
             self.num_sanity_val_steps = 0
@@ -82,16 +82,16 @@ class _Recoverable(_Behind):
 
 
 class _ClosureFirst:
-    """A precision plugin that has run the closure before the optimizer's step, and whose backward is regrow's."""
+    """A precision plugin that runs the closure before the optimizer's step, and whose backward pass is regrow's."""
 
     micro: "MicroBatch"
 
     def backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
-        """The present micro-batch's."""
+        """Run the present micro-batch's backward pass."""
         self.micro.backward(tensor)
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
-        """Gradients are there and clipped before the optimizer steps."""
+        """Step the optimizer; gradients are already computed and clipped."""
         loss = closure()
         private_names.after_closure(self, model, optimizer)
         optimizer.step(**kwargs)
@@ -125,7 +125,7 @@ def _refuse(trainer: Any, model: Any, ckpt_path: object) -> None:
 
 
 def recoverable(trainer: Any) -> Any:
-    """A `Trainer` of Lightning, or a subclass of it, whose training goes on through faults; else the same."""
+    """A subclass of the trainer class that survives faults; a class that already does is returned unchanged."""
     if issubclass(trainer, _Recoverable):
         return trainer
     made = type(trainer.__name__, (_Recoverable, trainer), {"__module__": trainer.__module__})

@@ -1,6 +1,6 @@
-"""The random generators that Megatron-Core keeps beside torch's, as protected state. Run on megatron-core 0.16.1.
+"""Protected state for the random generators of Megatron-Core beside torch's. Run on megatron-core 0.16.1.
 
-Everything else of a training of Megatron's is protected as it is; `docs/adopt.md` has the lines.
+All other state of a Megatron training is protected without an adapter; `docs/adopt.md` has the lines.
 """
 
 import importlib
@@ -15,7 +15,7 @@ __all__ = ["Generators"]
 class Generators:
     """States of Megatron's tracker, from which dropout inside a parallel region draws.
 
-    Ranks of a tensor-parallel group have different ones: protect it under the same `part` as the model.
+    Ranks of a tensor-parallel group have different states: protect it under the same `part` as the model.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Generators:
         return {name: self._random.convert_cuda_rng_state(state).clone() for name, state in states.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Take over states that `state_dict` has returned."""
+        """Restore states that `state_dict` returned."""
         tracker = self._random.get_cuda_rng_tracker()
         graphs = self._random.is_graph_safe_cuda_rng_tracker(tracker)
         tracker.set_states(

@@ -1,4 +1,4 @@
-"""Memory of events by step: each is heard once in a process, though what follows a step may run several times."""
+"""Records events by step: each is delivered once in a process, though the work after a step may run several times."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -9,17 +9,17 @@ Effect = TypeVar("Effect")
 
 
 class OnceAStep(Generic[Effect]):
-    """Base of what stands before callbacks; a subclass remembers the effect of each event under its `_key`."""
+    """Base of wrappers around callbacks; a subclass stores the effect of each event under its `_key`."""
 
     def __init__(self) -> None:
         self._delivered: dict[tuple[int, str, Hashable], Effect] = {}
-        """By step, part of it, and event in that."""
+        """By step, part of the step, and event in that part."""
         self._counts = Counter[Hashable]()
         self._scope, self._step, self._silent = "", -1, False
 
     @contextmanager
     def silent(self, really: bool = True) -> Iterator[None]:
-        """Within this nobody is called: a rehearsal, or a body that is run for warmth alone."""
+        """Suppress all deliveries: for a rehearsal, or a body that only warms up."""
         before, self._silent = self._silent, self._silent or really
         try:
             yield
@@ -28,8 +28,8 @@ class OnceAStep(Generic[Effect]):
 
     @contextmanager
     def once(self, scope: str, step: int) -> Iterator[None]:
-        """Within this each event of this part of this step is heard once only, however often the part is entered."""
-        # A step may have begun here when what follows the one before it is run once more, for a newcomer.
+        """Deliver each event of this part of this step only once, however often the part is entered."""
+        # For a newcomer, the work after the previous step may run again after this step has begun here.
         self._delivered = {key: effect for key, effect in self._delivered.items() if key[0] >= step - 1}
         self._step, self._scope = step, scope
         self._counts.clear()

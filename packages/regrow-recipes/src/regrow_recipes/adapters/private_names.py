@@ -1,4 +1,4 @@
-"""All that is used of frameworks without being promised by them, and the versions on which it was seen.
+"""Names of frameworks that are not in their public API and are used here, with the versions on which they were seen.
 
 transformers: `Trainer._inner_training_loop`, `_init_training_state`, `_prepare_for_training`, `_clip_grad_norm`,
 `_get_grad_norm`, `_get_learning_rate`, `_get_num_items_in_batch`, `_track_num_input_tokens`,
@@ -11,7 +11,7 @@ trl: `_metrics` and `_total_train_tokens` of a trainer.
 lightning: the fit loop's class, `_data_source`, `_combined_loader`; the epoch loop's `_results`, `_build_kwargs`,
 `_batches_that_stepped`; the automatic optimization's `_optimizer_step`, `_on_before_zero_grad`, `_optimizer_zero_grad`;
 `trainer._logger_connector` with `_first_loop_iter` and its three dicts; the functions of `trainer.call`; a precision
-plugin's `_after_closure`; `ModelCheckpoint`'s `_enable_version_counter` and when it saved last.
+plugin's `_after_closure`; `ModelCheckpoint`'s `_enable_version_counter` and its time of the last save.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _log = logging.getLogger("regrow")
 
 
 def framework(name: str, *, extra: str) -> Any:
-    """A framework's module; a version of it on which nothing was run is told, once.
+    """Import a framework; an untested version is logged once.
 
     Raises:
         UsageError: it is not installed.
@@ -73,9 +73,9 @@ def _note_version(name: str) -> None:
 
 
 def set_place(*, rank: int, local_rank: int, world: int) -> bool:
-    """Tell accelerate where this process stands now; whether that is news to it.
+    """Set accelerate's rank and world size; returns True if they have changed.
 
-    It remembers what it was told first, and keeps a copy of that.
+    It stores the first values, and keeps a copy of them.
     """
     state = framework("accelerate", extra="trainer").state
     place = {"process_index": rank, "local_process_index": local_rank, "num_processes": world}
@@ -88,12 +88,12 @@ def set_place(*, rank: int, local_rank: int, world: int) -> bool:
 
 
 def leave_loaders(accelerator: Any) -> None:
-    """No loader is gone through now: one that was left in its middle, by a fault, has not said so."""
+    """End all loaders: one that a fault interrupted has not ended itself."""
     accelerator.gradient_state.dataloader_references = [None]
 
 
 def dealt_now(accelerator: Any, loader: Any) -> Any:
-    """A loader as accelerate deals it to the ranks that there are, which it does not remember."""
+    """A loader with accelerate's division among the present ranks, without registering it."""
     leave_loaders(accelerator)
     known, accelerator._dataloaders = accelerator._dataloaders, []
     try:
@@ -103,13 +103,13 @@ def dealt_now(accelerator: Any, loader: Any) -> Any:
 
 
 def reduce_gradients(accelerator: Any, on: bool) -> None:
-    """Tell accelerate if the next backward is the last one of a step."""
+    """Tell accelerate whether the next backward pass is the last one of a step."""
     accelerator.gradient_state._set_sync_gradients(on)
 
 
 @contextlib.contextmanager
 def unprepared(accelerator: Any) -> Iterator[None]:
-    """Within this, `accelerator.prepare` gives back what it is given: loaders that know nothing of ranks."""
+    """Make `accelerator.prepare` return its arguments unchanged, so that loaders are not bound to a rank."""
     accelerator.prepare = lambda *given, **_: given[0] if len(given) == 1 else given
     try:
         yield
@@ -121,11 +121,11 @@ def unprepared(accelerator: Any) -> Iterator[None]:
 
 
 _OWN_NUMBERS = frozenset({"step_time"})
-"""Times that a rank measures for itself."""
+"""Times that each rank measures itself."""
 
 
 def gathered_numbers(trainer: Any) -> dict[str, Any]:
-    """Numbers that TRL's trainers add up between two log lines, the same on all ranks; empty for others."""
+    """Figures that TRL's trainers sum up between two log lines, equal on all ranks; empty for others."""
     if not hasattr(trainer, "_metrics"):
         return {}
     metrics = {
@@ -152,7 +152,7 @@ _SAVED_AT = ("current_score", "_last_global_step_saved", "_last_checkpoint_saved
 
 
 def lightning() -> Any:
-    """The package that the script uses, of the two that Lightning is published as.
+    """The Lightning package that the script uses, of the two names under which it is published.
 
     Raises:
         UsageError: neither is installed.
@@ -169,18 +169,18 @@ def lightning() -> Any:
 
 
 def fit_loop(trainer: Any, mixin: type) -> None:
-    """Give a trainer a fit loop of its own kind, with `mixin` before it."""
+    """Give a trainer a fit loop of its own class, with `mixin` as the first base."""
     theirs = trainer.fit_loop
     change_class(theirs, type("FitLoop", (mixin, type(theirs)), {}))
 
 
 def train_loader(loop: Any) -> Any:
-    """Training data that the script, its module or its data module gives."""
+    """Training data of the script, its module or its data module."""
     return loop._data_source.dataloader()
 
 
 def put_loader(loop: Any, loader: Any) -> None:
-    """The loop has this loader, which nobody goes through by it."""
+    """Give the loop this loader, over which it does not iterate itself."""
     if loop._combined_loader is None:
         combined = importlib.import_module(f"{_root(loop.trainer)}.utilities.combined_loader").CombinedLoader
         loop._combined_loader = combined(loader, "max_size_cycle")
@@ -197,7 +197,7 @@ def calls(trainer: Any) -> Any:
 
 
 def hook(trainer: Any, name: str, *args: Any) -> Any:
-    """Call a hook of all callbacks and of the module; what the module's says."""
+    """Call a hook of all callbacks and of the module; returns the module's result."""
     call = calls(trainer)
     call._call_callback_hooks(trainer, name, *args)
     return call._call_lightning_module_hook(trainer, name, *args)
@@ -209,7 +209,7 @@ def strategy_hook(trainer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def on_device(trainer: Any, batch: Any) -> Any:
-    """A batch as a training step gets it."""
+    """A batch as a training step receives it."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
@@ -221,7 +221,7 @@ def step_arguments(trainer: Any, batch: Any, index: int) -> list[Any]:
 
 
 def zero_gradients(trainer: Any, index: int) -> None:
-    """The hooks before a first backward, and what they are for."""
+    """Call the hooks before a first backward pass, and zero the gradients."""
     automatic = trainer.fit_loop.epoch_loop.automatic_optimization
     optimizer = trainer.strategy.optimizers[0]
     automatic._on_before_zero_grad(optimizer)
@@ -229,32 +229,32 @@ def zero_gradients(trainer: Any, index: int) -> None:
 
 
 def optimizer_step(trainer: Any, index: int, closure: Any) -> None:
-    """The module's `optimizer_step`, which comes to `precision_plugin.optimizer_step`."""
+    """Call the module's `optimizer_step`, which calls `precision_plugin.optimizer_step`."""
     trainer.fit_loop.epoch_loop.automatic_optimization._optimizer_step(index, closure)
 
 
 def after_closure(plugin: Any, model: Any, optimizer: Any) -> None:
-    """The hooks before an update, and the clipping of gradients."""
+    """Call the hooks before an update, and clip the gradients."""
     plugin._after_closure(model, optimizer)
 
 
 def batch_begins(trainer: Any, batch: Any) -> None:
-    """Attach the next logged values to a batch."""
+    """Attribute the next logged values to a batch."""
     trainer._logger_connector.on_batch_start(batch)
 
 
 def logged_in_step(trainer: Any) -> dict[str, Any]:
-    """The metrics of the training that have a value, as the collection has them."""
+    """The training's metrics that have a value, as Lightning's collection stores them."""
     return {key: item for key, item in trainer.fit_loop.epoch_loop._results.items() if not item.has_reset}
 
 
 def forget_logged(trainer: Any) -> None:
-    """No metric of the training has a value."""
+    """Clear the values of all training metrics."""
     trainer.fit_loop.epoch_loop._results.reset()
 
 
 def put_logged(trainer: Any, key: str, *, last: float, total: float, weight: float) -> None:
-    """A metric of the training has these: its value in the last step, and its sum over the epoch with its weight."""
+    """Set a training metric: its value in the last step, and its weighted sum and weight over the epoch."""
     item = trainer.fit_loop.epoch_loop._results.get(key)
     if item is None:
         return
@@ -263,21 +263,21 @@ def put_logged(trainer: Any, key: str, *, last: float, total: float, weight: flo
 
 
 def follow_batch(trainer: Any) -> None:
-    """Attach the next reported metrics to a step, until the epoch ends."""
+    """Attribute the next reported metrics to a step, until the epoch ends."""
     trainer._logger_connector._first_loop_iter = False
 
 
 def report_step_metrics(trainer: Any) -> None:
-    """The step's metrics go where callbacks and loggers find them."""
+    """Pass the step's metrics to callbacks and loggers."""
     trainer._logger_connector.on_batch_end()
     trainer.fit_loop.epoch_loop.batch_progress.increment_completed()
     trainer._logger_connector.update_train_step_metrics()
 
 
 def unnoted_sanity_check(trainer: Any) -> None:
-    """The validation before the training, which newcomers skip, is no part of what they hear again.
+    """Exclude the validation before the training, which newcomers skip, from the calls that they repeat.
 
-    Nor is what prepares validations: it runs in that one, and where there is none, as the training begins.
+    Exclude the preparation of validations too: it runs in that one, or else as the training begins.
     """
     check, prepare = trainer._run_sanity_check, trainer.fit_loop.epoch_loop.val_loop.setup_data
 
@@ -293,7 +293,7 @@ def unnoted_sanity_check(trainer: Any) -> None:
 
 
 def synchronized(trainer: Any) -> None:
-    """From now on what a validation logs is the mean over all ranks."""
+    """From now on, average the values that a validation logs over all ranks."""
     results = trainer.fit_loop.epoch_loop.val_loop._results
     kind = type(results)
 
@@ -304,7 +304,7 @@ def synchronized(trainer: Any) -> None:
 
 
 def forget_validation(trainer: Any) -> None:
-    """Nothing is left of a validation that was given up."""
+    """Clear the state of an abandoned validation."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     loop._results.reset()
     loop._logged_outputs = []
@@ -315,13 +315,13 @@ def forget_validation(trainer: Any) -> None:
 
 
 def validation_samplers(trainer: Any) -> list[Any]:
-    """The samplers of the validation's loaders, which remember their rank."""
+    """The samplers of the validation's loaders, which store their rank."""
     combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
     return [] if combined is None else [getattr(loader, "sampler", None) for loader in combined.flattened]
 
 
 def fit_numbers(trainer: Any) -> dict[str, Any]:
-    """Progress of the loops, and the last metrics, the same on all ranks."""
+    """Progress of the loops, and the last metrics, equal on all ranks."""
     connector, epochs = trainer._logger_connector, trainer.fit_loop.epoch_loop
     return {
         "progress": {name: each.state_dict() for name, each in _progress(trainer).items()},
@@ -354,11 +354,11 @@ def _progress(trainer: Any) -> dict[str, Any]:
 
 
 def write_over(trainer: Any) -> None:
-    """Checkpoints that are written twice have one name."""
+    """Make a repeated checkpoint overwrite the first instead of getting a new name."""
     for callback in trainer.checkpoint_callbacks:
         callback._enable_version_counter = False
 
 
 def saved_at(callback: Any) -> dict[str, Any]:
-    """Memory of a `ModelCheckpoint` about its savings, besides its state; empty for others."""
+    """A `ModelCheckpoint`'s record of its saves, besides its state; empty for others."""
     return {name: getattr(callback, name) for name in _SAVED_AT if hasattr(callback, name)}

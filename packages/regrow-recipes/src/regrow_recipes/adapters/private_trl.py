@@ -1,4 +1,4 @@
-"""Private names of TRL that the adapter uses, of trainers that generate; `private_names` has the versions of TRL.
+"""Private names of TRL's generating trainers that the adapter uses; `private_names` has the versions of TRL.
 
 GRPO and RLOO: `_step`, `_buffered_inputs`, `_metrics`, `_logs`, `_pending_extra_logs`, `_pending_metrics`,
 `_current_train_step_time`; GRPO: `_last_world_entropy`, `_entropy_window_stats`. All: `SyncRefModelCallback`'s
@@ -23,19 +23,19 @@ _COUNTERS = ("entropy_coef", "_last_world_entropy")
 _log = logging.getLogger("regrow")
 
 Completions = list[dict[str, Any]]
-"""Inputs of the forwards that one generation is for."""
+"""Inputs of the forward passes that one generation serves."""
 
 
 def generates(trainer: Any) -> bool:
-    """True of trainers that generate in their step, and keep what they generated for several forwards."""
+    """True for trainers that generate in their step, and keep the completions for several forward passes."""
     return any(kind.__name__ in GENERATING and kind.__module__.startswith("trl.") for kind in type(trainer).__mro__)
 
 
 def refuse_engines(args: Any) -> None:
-    """Refuse generation that a step could not repeat. Raises `UsageError`.
+    """Refuse engines whose generation a step could not repeat. Raises `UsageError`.
 
     Args:
-        args: a configuration, of any trainer.
+        args: the configuration of any trainer.
     """
     if getattr(args, "use_vllm", False):
         raise UsageError(
@@ -51,7 +51,7 @@ def refuse_engines(args: Any) -> None:
 
 
 def refuse_rollouts(trainer: Any) -> None:
-    """Refuse what a generating trainer holds beside the state that is protected. Raises `UsageError`."""
+    """Refuse a generating trainer's objects outside the protected state. Raises `UsageError`."""
     refused = {
         "rollout_func": (getattr(trainer, "rollout_func", None), "the trainer's own generation"),
         "environment_factory": (
@@ -74,24 +74,24 @@ def completions(trainer: Any) -> Completions | None:
 
 
 def put_completions(trainer: Any, found: Completions | None) -> None:
-    """The trainer goes on with these."""
+    """Set the completions with which the trainer continues."""
     trainer._buffered_inputs = found
 
 
 def sum_times(trainer: Any, count: int) -> None:
-    """Add up the times of an update's `count` forwards, of which TRL tells the sum."""
+    """Sum the times of an update's `count` forward passes, as TRL reports them."""
     times = trainer._metrics["train"]["step_time"]
     times[-count:] = [sum(times[-count:])]
 
 
 def progress(trainer: Any) -> dict[str, Any]:
-    """Progress of the generations: what is the same on all ranks."""
+    """Progress of the generations, equal on all ranks."""
     counters = {name: getattr(trainer, name) for name in _COUNTERS if hasattr(trainer, name)}
     return {"step": trainer._step, "counters": counters}
 
 
 def put_progress(trainer: Any, received: dict[str, Any]) -> None:
-    """The reverse of `progress`; what a body that was given up has left half done is forgotten."""
+    """The reverse of `progress`; clears what an abandoned body has left."""
     trainer._step = received["step"]
     for name, value in received["counters"].items():
         setattr(trainer, name, value)
@@ -103,12 +103,12 @@ def put_progress(trainer: Any, received: dict[str, Any]) -> None:
 
 
 def marks(trainer: Any) -> list[object]:
-    """Objects that are others whenever completions were logged."""
+    """Objects that are replaced whenever completions are logged."""
     return [*trainer._logs["completion"], *trainer._logs["advantages"]]
 
 
 def logged(trainer: Any) -> dict[str, Any]:
-    """Completions of all ranks since the last table of them, as lists."""
+    """Completions of all ranks since their last table, as lists."""
     logs = trainer._logs
     named = {part: {name: list(values) for name, values in logs[part].items()} for part in _BY_NAME}
     return {part: list(logs[part]) for part in _LISTS} | named
@@ -130,11 +130,11 @@ def put_logged(trainer: Any, received: dict[str, Any]) -> None:
 
 
 class Judge:
-    """State of a reward that is no model: what its `state_dict` says, else its numbers and texts that have changed.
+    """State of a reward that is not a model: its `state_dict`, or else its changed numbers and texts.
 
-    What never changes may be a rank's own, such as the address of a server. So is all else that it has: where all of it
-    is plain, lists, dictionaries and sets are put back as something runs again. They are told to nobody, which `enter`
-    says, as it does of tensors and objects that are not put back either.
+    Attributes that never change may be a rank's own, such as a server's address. All other attributes stay on their
+    rank: if all of them are plain, lists, dictionaries and sets are restored when a step runs again. `enter` warns
+    that they are not sent to other ranks, and of tensors and objects that are not restored.
     """
 
     def __init__(self, reward: Any) -> None:
@@ -142,17 +142,17 @@ class Judge:
         self._first, self._built = self._attributes(), self._containers()
         self._entered: dict[tuple[str, int], dict[str, object]] = {}
         self._stood: set[tuple[str, int]] = set()
-        """Of these, those that no rehearsal entered."""
+        """Those of `_entered` that no rehearsal entered."""
         self._reported = False
 
     @classmethod
     def all_of(cls, trainer: Any) -> "list[Judge]":
-        """Those of a trainer."""
+        """The judges of a trainer's rewards."""
         given = (each.__self__ if inspect.ismethod(each) else each for each in trainer.reward_funcs)
         return [cls(each) for each in given if hasattr(each, "__dict__") and not isinstance(each, torch.nn.Module)]
 
     def state(self) -> dict[str, Any]:
-        """State now."""
+        """The present state."""
         now = dict(self._reward.state_dict()) if self._says else self._attributes()
         return (
             now if self._says else {name: value for name, value in now.items() if self._first.get(name, ...) != value}
@@ -169,16 +169,16 @@ class Judge:
         vars(self._reward).update({name: value for name, value in self._first.items() if name not in there} | received)
 
     def left(self) -> list[str]:
-        """Containers that are not as the script has built them, and that no other process is told."""
+        """Names of changed containers, which are not sent to other processes."""
         now = {} if self._says else self._containers()
         changed = (name for name, kept in now.items() if name not in self._built or not same(kept, self._built[name]))
         return sorted(changed)
 
     def enter(self, place: str, number: int, *, left: Iterable[str] = (), rehearsal: bool = False) -> str:
-        """A step, or the time after it, begins: remember containers, or put them back where it has begun before.
+        """Enter a step, or the time after it: save the containers, or restore them if it was entered before.
 
-        `left`: containers that the state which this process has just received was left without. Returns a sentence on
-        what is lost of them after a fault; empty: nothing.
+        `left`: containers missing from the state that this process has just received. Returns a sentence on their loss
+        after a fault; empty: nothing is lost.
         """
         if self._says:
             return ""
@@ -197,7 +197,7 @@ class Judge:
             return lost
         while next(reversed(self._entered)) != key:
             self._entered.popitem()
-        if not follows:  # some of what belongs together would go back without the rest
+        if not follows:  # restoring only some attributes could make them inconsistent
             return lost
         for name in now.keys() - kept.keys():
             del mine[name]
@@ -214,7 +214,7 @@ class Judge:
         return str(getattr(self._reward, "__name__", type(self._reward).__name__))
 
     def _containers(self) -> dict[str, object]:
-        """A copy of each container among the attributes; a digest of one that is large, and of what is not plain."""
+        """A copy of each container attribute; a digest of large ones and of values that are not plain."""
         found: dict[str, object] = {}
         for name, value in list(vars(self._reward).items()):
             if type(value) not in ATOMS:
@@ -244,7 +244,7 @@ def _tell_containers(reward: str, names: set[str], *, follows: bool) -> None:
 
 
 def following(trainer: Any) -> Any:
-    """The callback by which a reference model follows the trained one; None: there is none."""
+    """The callback that updates a reference model from the trained one; None: there is none."""
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__name__ == "SyncRefModelCallback" and callback.ref_model is not None:
             callback.sync_target_model = _follow
@@ -253,7 +253,7 @@ def following(trainer: Any) -> Any:
 
 
 def _follow(model: torch.nn.Module, reference: torch.nn.Module, alpha: float) -> None:
-    """As TRL's, without `.data`, whose writes nobody can see."""
+    """As TRL's, without `.data`, whose writes cannot be detected."""
     with torch.no_grad():
         for followed, parameter in zip(reference.parameters(), model.parameters(), strict=True):
             followed.mul_(1.0 - alpha).add_(parameter, alpha=alpha)

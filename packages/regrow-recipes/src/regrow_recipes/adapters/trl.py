@@ -2,8 +2,8 @@
 
     from regrow_recipes.adapters.trl import SFTConfig, SFTTrainer
 
-`recoverable` of `regrow_recipes.adapters.transformers` does the same for a subclass. The world keeps its size: these
-trainers gather numbers of all ranks in each micro-batch. See docs/adopt.md.
+`recoverable` of `regrow_recipes.adapters.transformers` does the same for a subclass. The world size is fixed, since
+these trainers gather figures of all ranks in each micro-batch. See docs/adopt.md.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,5 @@
-"""Names under which people know other products, so that a script runs before all of it is rewritten.
+"""Python names of another product, so that a script for it runs before it is fully ported.
 
-Each name says once, in one line of the log, what takes its place. What has no counterpart here raises `UsageError` with
-the cure: nothing is pretended. The names are those of public documentation; no code of theirs is here.
+At its first use, each name logs one line that names its replacement. A name without a counterpart here raises
+`UsageError` with a hint; no feature is simulated. The names are from public documentation; no code is copied.
 """

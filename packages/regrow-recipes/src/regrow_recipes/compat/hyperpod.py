@@ -1,9 +1,9 @@
-"""HyperPod's Python names: import them from here, and a script that was written for it runs under `regrow run`.
+"""HyperPod's Python names: a script that imports them from here runs under `regrow run`.
 
     from regrow_recipes.compat.hyperpod import CacheResumeMMAPConfig, HPWrapper, MMAPDataModule, wait_rank
 
-It runs as its plain loop does: after a fault all workers start again, until its loop goes through `session.steps`. Each
-name tells in one line of the log what takes its place. See docs/hyperpod.md.
+The script runs as with its own loop: after a fault all workers start again, until the loop uses `session.steps`. Each
+name logs one line that names its replacement. See docs/hyperpod.md.
 """
 
 import functools
@@ -70,10 +70,10 @@ def _refuse(what: str, cure: str) -> NoReturn:
 
 
 class _Inert:
-    """Class that is constructed as theirs is, with any fields, and does nothing; its uses are refused with a reason.
+    """A class that accepts the constructor's fields and does nothing; its other uses are refused with a reason.
 
     Args:
-        fields: as theirs has them.
+        fields: those of HyperPod's class.
     """
 
     def __init__(self, **fields: object) -> None:
@@ -81,32 +81,32 @@ class _Inert:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
-            raise AttributeError(name)  # of Python itself: copy, pickle
+            raise AttributeError(name)  # looked up by Python itself: copy, pickle
         _refuse(f"{type(self).__name__}.{name}", _INSTEAD[type(self).__name__])
 
 
 class CudaHealthCheck(_Inert):
-    """Machines are examined by `regrow run`: docs/health.md."""
+    """Unused: `regrow run` checks the machines: docs/health.md."""
 
 
 class HPAgentK8sAPIFactory(_Inert):
-    """Workers are watched by regrow's agent."""
+    """Unused: regrow's agent watches the workers."""
 
 
 class CheckpointManager(_Inert):
-    """State comes from peers; durable checkpoints are `regrow run --checkpoint-dir`: docs/state.md."""
+    """Unused: state comes from peers; durable checkpoints are `regrow run --checkpoint-dir`: docs/state.md."""
 
 
 class PEFTCheckpointManager(CheckpointManager):
-    """The same for adapters; frozen weights are kept once whoever asks for it."""
+    """Unused, as `CheckpointManager`; frozen weights are kept once without it."""
 
 
 class CheckpointlessFinalizeCleanup(_Inert):
-    """Process groups are taken down by regrow."""
+    """Unused: regrow takes down process groups."""
 
 
 class CheckpointlessAbortManager(_Inert):
-    """Collectives of a generation that is given up end by themselves."""
+    """Unused: collectives of an abandoned generation end by themselves."""
 
     @classmethod
     def get_default_checkpointless_abort(cls) -> "CheckpointlessAbortManager":
@@ -115,7 +115,7 @@ class CheckpointlessAbortManager(_Inert):
 
 
 class HPCallWrapper:
-    """Type of the argument `caller` of the wrapped function: a name for annotations, with no attributes."""
+    """Type of the wrapped function's argument `caller`: a name for annotations, without attributes."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -124,21 +124,21 @@ class HPCallWrapper:
 
 
 class HPWrapper:
-    """A decorator that runs the function, once, with a `caller` where it takes one.
+    """A decorator that runs the function once, and passes a `caller` if the function takes one.
 
-    Nothing is run again by it: what goes through a fault is a loop of `session.steps` inside the function.
+    It does not run the function again: a loop of `session.steps` inside the function survives faults.
 
     Args:
-        health_check: taken, not used; as are all others.
-        hp_api_factory: how theirs hears of faults.
+        health_check: accepted and unused, as are the following.
+        hp_api_factory: HyperPod's source of fault reports.
         abort_timeout: seconds.
-        checkpoint_manager: what theirs would save by.
-        abort: how theirs ends collectives.
-        finalize: what theirs does before the function runs again. A callable of the script's own is refused.
-        others: further fields of theirs are refused by name.
+        checkpoint_manager: HyperPod's saving of checkpoints.
+        abort: HyperPod's way to end collectives.
+        finalize: run by HyperPod before the function runs again. A callable of the script is refused.
+        others: other fields of HyperPod are refused by name.
 
     Raises:
-        UsageError: a field is not known here, or would have run code of the script's.
+        UsageError: a field is not known here, or would have run the script's code.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class HPWrapper:
         _note("HPWrapper")
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """The function, which is given a `caller` where it has such a parameter."""
+        """Wrap the function, and pass a `caller` if it has such a parameter."""
         takes_caller = "caller" in inspect.signature(function).parameters
 
         @functools.wraps(function)
@@ -187,19 +187,19 @@ def wait_rank() -> None:
 
 @dataclass(frozen=True)
 class CacheResumeMMAPConfig:
-    """Fields of their cache. Only encryption is more than a matter of speed.
+    """Fields of HyperPod's cache. All but encryption only affect speed.
 
     Attributes:
-        cache_dir: where theirs keeps batches; here `regrow run --data-cache DIR`.
-        prefetch_length: batches ahead.
-        val_prefetch_length: the same in validation.
-        lookback_length: batches behind.
-        checkpoint_frequency: how often theirs writes down where it is.
-        model_parallel_group: who shares batches; here whoever has the same share of the data.
+        cache_dir: folder of HyperPod's cache; here `regrow run --data-cache DIR`.
+        prefetch_length: batches read ahead.
+        val_prefetch_length: the same for validation.
+        lookback_length: past batches that are kept.
+        checkpoint_frequency: interval at which HyperPod saves its position.
+        model_parallel_group: ranks that share batches; here the ranks with the same share of the data.
         enable_batch_encryption: refused.
 
     Raises:
-        UsageError: batches should be encrypted.
+        UsageError: encryption of batches is requested.
     """
 
     cache_dir: str | None = None
@@ -222,11 +222,11 @@ class CacheResumeMMAPConfig:
 def MMAPDataModule(
     data_module: Any, mmap_config: CacheResumeMMAPConfig | None = None, **others: object
 ) -> "CachedDataModule":
-    """The data module with loaders out of regrow's cache.
+    """The data module, with loaders that use regrow's cache.
 
     Args:
-        data_module: a `LightningDataModule` of the script's own.
-        mmap_config: taken.
+        data_module: a `LightningDataModule` of the script.
+        mmap_config: accepted.
         others: refused by name.
 
     Raises:
@@ -244,10 +244,10 @@ def MMAPDataModule(
 
 
 def elastic_event_detected(sig: object = None) -> bool:
-    """Tell whether the script must save and end because the world changes: never, here.
+    """True if the script must save and end because the world changes: always False here.
 
     Args:
-        sig: taken, as theirs is.
+        sig: accepted and unused.
     """
     _note("elastic_event_detected")
     return False
@@ -257,7 +257,7 @@ def elastic_event_detected(sig: object = None) -> bool:
 
 
 class _Absent:
-    """Class that cannot be made."""
+    """A class that cannot be constructed."""
 
     _cure = "write the loop as session.steps over an FSDP2 or HSDP model (docs/adopt.md), or train by a recipe"
 
@@ -266,7 +266,7 @@ class _Absent:
 
 
 class CheckpointlessMegatronStrategy(_Absent):
-    """NeMo's strategy with the optimizer's state twice; raises `UsageError`."""
+    """NeMo's strategy with a second copy of the optimizer's state; raises `UsageError`."""
 
     _cure = (
         "NeMo is not run by regrow: FSDP2's replicas (HSDP) hold the state twice, or `regrow run --buddy-every K` "
@@ -281,6 +281,6 @@ class CheckpointlessCallback(_Absent):
 
 
 class CheckpointlessCompatibleConnector(_Absent):
-    """NeMo's way to checkpoints; raises `UsageError`."""
+    """NeMo's checkpoint connector; raises `UsageError`."""
 
     _cure = "leave it out: state comes from peers, and from disk by regrow run --checkpoint-dir DIR --resume"

@@ -1,5 +1,5 @@
-"""Changes that a training script would need for regrow, by its text alone: nothing of it is run. Pure.
+"""Proposes the changes that a training script needs for regrow, from its text alone; runs none of it. Pure.
 
-`reading` finds the training in it, `habits` the listed habits in it, `editing` makes the lines that would change,
-`adapting` those of scripts that use a framework, `proposing` puts the report for people together.
+`reading` finds the training loop, `habits` the listed habits, `editing` changes the lines of plain loops, `adapting`
+those of scripts that use a framework, `proposing` makes the report.
 """

@@ -1,4 +1,4 @@
-"""Scripts whose trainer is a framework's: its classes from regrow's adapters, and Accelerate's loop as one of steps.
+"""Edits scripts that use a framework's trainer: imports from regrow's adapters, and Accelerate's loop over steps.
 
 Pure.
 """
@@ -15,15 +15,15 @@ _ADAPTERS = {
     "lightning": frozenset({"Trainer"}),
 }
 _HOMES = {"pytorch_lightning": "lightning"}
-"""Packages that have what an adapter of another name has."""
+"""Packages that use the adapter of another name."""
 _ONCE_AN_EPOCH = frozenset({"train", "set_epoch"})
-"""Calls that may as well be made before each step."""
+"""Calls that may also be made before each step."""
 
 _ACCUMULATES = frozenset({"accumulate", "no_sync", "gradient_accumulation_steps", "gradient_accumulation_plugin"})
 
 
 def adapted(script: ScriptText) -> str:
-    """The text with what a framework's adapters have imported from there."""
+    """The text with its framework's imports replaced by those of regrow's adapter."""
     lines = Lines(script.text)
     changed = _wrapped(lines, script)
     for node in ast.walk(script.tree):
@@ -35,14 +35,14 @@ def adapted(script: ScriptText) -> str:
                 if found := _used(script.tree, each.asname or each.name, package):
                     changed += [(module, f"regrow_{package}") for module in found]
                     _beside(lines, node, f"import regrow_recipes.adapters.{package} as regrow_{package}")
-    # From the end of a line to its beginning: what is before keeps its place.
+    # From the end of a line to its start, so that earlier positions stay valid.
     for node, text in sorted(changed, key=lambda each: -each[0].col_offset):
         replace(lines, node, text)
     return lines.text()
 
 
 def untried(script: ScriptText) -> list[str]:
-    """Trainers that no adapter names: subclasses from elsewhere, and others of TRL."""
+    """Trainers without an adapter: subclasses from other modules, and other trainers of TRL."""
     if script.framework == "accelerate":
         return []
     elsewhere = {
@@ -61,12 +61,12 @@ def _package(script: ScriptText, module: str) -> str:
     root = module.partition(".")[0]
     package = _HOMES.get(root, root)
     if package == "accelerate" and script.framework != package:
-        return ""  # a Trainer of somebody's has one of its own
+        return ""  # a module's own class called Trainer is not the framework's
     return package if package in _ADAPTERS else ""
 
 
 def _used(tree: ast.Module, bound: str, package: str) -> list[ast.expr]:
-    """Uses of a module for names that its adapter has."""
+    """Uses of a module's names that its adapter has."""
     names = _ADAPTERS.get(package, frozenset())
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in names]
     return [node for node in found if ast.unparse(node) == bound and node.lineno == node.end_lineno]
@@ -91,7 +91,7 @@ def _beside(lines: Lines, node: ast.stmt, line: str) -> None:
 
 
 def _wrapped(lines: Lines, script: ScriptText) -> list[tuple[ast.expr, str]]:
-    """Trainers from elsewhere are made recoverable where they are made."""
+    """Wrap each construction of a trainer from another module with `recoverable`."""
     names = untried(script)
     if not names:
         return []
@@ -103,7 +103,7 @@ def _wrapped(lines: Lines, script: ScriptText) -> list[tuple[ast.expr, str]]:
 
 
 def accelerated(script: ScriptText, training: OwnLoop) -> str:
-    """The text with Accelerate's two loops as one of steps, whose bodies keep their place; empty: by hand alone."""
+    """The text with Accelerate's two loops as one over steps, bodies unchanged; empty: it must be edited by hand."""
     epochs, loop = training.epochs, training.steps
     accelerator = _accelerator(script.tree)
     if epochs is None or training.call is not None or not isinstance(loop, ast.For) or not accelerator:
@@ -134,7 +134,7 @@ def accelerated(script: ScriptText, training: OwnLoop) -> str:
     rename(lines, epochs.body[0].lineno, epochs.end_lineno or 0, Names(epochs.target.id, first), f"{accelerator}.epoch")
     for node in before:
         if isinstance(node, ast.Expr) and called(node.value) == "set_epoch":
-            lines.drop(node.lineno, node.end_lineno or node.lineno)  # regrow does so itself
+            lines.drop(node.lineno, node.end_lineno or node.lineno)  # regrow does this itself
     head = f"{pad}for step in {accelerator}.steps({given.id}, epochs={count_of(epochs)}):\n"
     lines.drop(epochs.lineno, epochs.iter.end_lineno or epochs.lineno)
     lines[epochs.lineno] = head
@@ -168,12 +168,12 @@ def _gathers(tree: ast.Module) -> bool:
 
 
 def _named(body: list[ast.stmt], name: str) -> int:
-    """Number of times that a name is used."""
+    """Number of uses of a name."""
     return sum(isinstance(node, ast.Name) and node.id == name for each in body for node in ast.walk(each))
 
 
 def _counted(body: list[ast.stmt], name: str) -> list[ast.expr]:
-    """The number of the batch where an update asks for it by a variable: `if step % n == 0`, with n of 1 as a rule."""
+    """The batch's number where an update depends on it by a variable, `if step % n == 0`, in which n is mostly 1."""
     tests = [
         node.test
         for each in body

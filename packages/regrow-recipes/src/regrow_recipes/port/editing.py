@@ -1,4 +1,4 @@
-"""The lines of a script as regrow would have them, made from the text itself: all else stays as it is. Pure."""
+"""Edits the lines of a script for regrow; all other text stays unchanged. Pure."""
 
 import ast
 import io
@@ -14,17 +14,17 @@ _INDENT = "    "
 
 @dataclass(frozen=True)
 class Names:
-    """Names used in the new lines."""
+    """Names for the new lines."""
 
     epoch: str
     first: int
-    """The number that the script gives to its first epoch."""
+    """The script's number of its first epoch."""
     passed: str = ""
-    """Name of the epoch in the function of the steps, if it gets it."""
+    """The epoch's parameter in the function of the loop over steps, if it has one."""
 
 
 class Lines:
-    """The lines of a text, changed one by one; their numbers stay those of the text.
+    """Lines of a text that are changed one by one; line numbers remain those of the original text.
 
     Args:
         text: the script's.
@@ -41,29 +41,29 @@ class Lines:
         self._lines[number - 1] = line
 
     def insert(self, number: int, line: str) -> None:
-        """Put a line before this one."""
+        """Insert a line before the line `number`."""
         self._before.setdefault(number, []).append(line + "\n")
 
     def indent(self, first: int, last: int, kept: Iterable[int]) -> None:
-        """Move lines to the right, but for those within a text over several lines."""
+        """Indent lines, except the continuation lines of multi-line strings (`kept`)."""
         for number in set(range(first, last + 1)) - set(kept):
             if self[number].strip():
                 self[number] = _INDENT + self[number]
             self._before[number] = [_INDENT + each for each in self._before.get(number, ())]
 
     def drop(self, first: int, last: int) -> None:
-        """Leave lines out."""
+        """Remove lines."""
         for number in range(first, last + 1):
             self[number] = ""
 
     def text(self) -> str:
-        """All of it."""
+        """The edited text."""
         numbered = enumerate(self._lines, 1)
         return "".join("".join(self._before.get(number, ())) + line for number, line in numbered)
 
 
 def looped(script: ScriptText, training: OwnLoop) -> str:
-    """The text with its own loop as a loop of regrow's steps, and of epochs where it has these."""
+    """The text with its loop over regrow's steps, and over epochs if it has these."""
     lines, loop = Lines(script.text), training.steps
     if not isinstance(loop, ast.For):
         return script.text
@@ -77,7 +77,7 @@ def looped(script: ScriptText, training: OwnLoop) -> str:
             rename(lines, first, last, names, bare=bare)
         for node in training.epochs.body:
             if isinstance(node, ast.Expr) and called(node.value) == "set_epoch":
-                lines.drop(node.lineno, _last(node))  # regrow does so itself
+                lines.drop(node.lineno, _last(node))  # regrow does this itself
     _steps(lines, training, loop, names, loader)
     _protect(lines, training, session)
     _mark(lines, script, training)
@@ -97,7 +97,7 @@ def _names(training: OwnLoop) -> Names:
 
 
 def _parameter(training: OwnLoop, variable: str) -> str:
-    """Parameter under which the called function gets a variable; empty if it does not."""
+    """Parameter by which the called function receives a variable; empty if it does not."""
     if training.call is None or not isinstance(training.inside, ast.FunctionDef):
         return ""
     parameters = [each.arg for each in training.inside.args.args]
@@ -109,7 +109,7 @@ def _parameter(training: OwnLoop, variable: str) -> str:
 
 
 def _loader_of(training: OwnLoop) -> str:
-    """The loader, as it is called around the loop of epochs."""
+    """The loader, by its name around the loop of epochs."""
     loop = training.steps
     inner = ast.unparse(through(loop.iter)[0]) if isinstance(loop, ast.For) else ""
     if training.call is None or not isinstance(training.inside, ast.FunctionDef):
@@ -121,7 +121,7 @@ def _loader_of(training: OwnLoop) -> str:
 
 
 def through(given: ast.expr) -> tuple[ast.expr, bool]:
-    """Iterable of a loop, under `enumerate` and a progress bar; and whether the loop counts."""
+    """Iterable of a loop without `enumerate` and a progress bar; and whether the loop counts."""
     counts = False
     while isinstance(given, ast.Call) and given.args and called(given) in ("enumerate", "tqdm", "track"):
         counts |= called(given) == "enumerate"
@@ -130,7 +130,7 @@ def through(given: ast.expr) -> tuple[ast.expr, bool]:
 
 
 def count_of(epochs: ast.For) -> str:
-    """Number of all epochs, as an expression."""
+    """Total number of epochs, as an expression."""
     arguments = epochs.iter.args if isinstance(epochs.iter, ast.Call) else []
     if called(epochs.iter) != "range" or not arguments:
         return f"len({ast.unparse(epochs.iter)})"
@@ -143,13 +143,13 @@ def count_of(epochs: ast.For) -> str:
 
 
 def _uses(training: OwnLoop) -> list[tuple[int, int]]:
-    """Lines in which the variable of the epoch is used: its loop, without the head."""
+    """Lines that use the variable of the epoch: the body of its loop."""
     loop = training.epochs
     return [] if loop is None else [(loop.body[0].lineno, _last(loop))]
 
 
 def rename(lines: Lines, first: int, last: int, names: Names, number: str = "", bare: ast.Call | None = None) -> None:
-    """The epoch's number in the place of its variable; in a call that gives it on, it stays itself."""
+    """Replace the epoch's variable by the epoch's number; in a call that passes it on, the variable stays."""
     number = number or f"{names.epoch}.number"
     text = f"({number} + {names.first})" if names.first else number
     spared = range(bare.lineno, (bare.end_lineno or bare.lineno) + 1) if bare is not None else range(0)
@@ -167,7 +167,7 @@ def rename(lines: Lines, first: int, last: int, names: Names, number: str = "", 
 
 
 def _tokens(text: str) -> list[tuple[tokenize.TokenInfo, str, str]]:
-    """Each token with the ones around it, as far as the text has any; a keyword's `=` follows its name in brackets."""
+    """Each token with its neighbours, if any. In brackets, a `=` after a name marks a keyword argument."""
     found: list[tokenize.TokenInfo] = []
     try:
         found.extend(tokenize.generate_tokens(io.StringIO(text).readline))
@@ -178,7 +178,7 @@ def _tokens(text: str) -> list[tuple[tokenize.TokenInfo, str, str]]:
 
 
 def _start(lines: Lines, script: ScriptText, training: OwnLoop) -> str:
-    """Import regrow and begin with it; what the session is called."""
+    """Insert the import of regrow and its start; returns the session's name."""
     imports = [node for node in script.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     after = max((_last(node) for node in imports), default=0)
     lines.insert(after + 1, "import regrow")
@@ -197,7 +197,7 @@ def _start(lines: Lines, script: ScriptText, training: OwnLoop) -> str:
 
 
 def _opens(node: ast.stmt) -> bool:
-    """True if this is a docstring, an import, or a definition."""
+    """True for a docstring, an import, or a definition."""
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return text or isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
 
@@ -207,7 +207,7 @@ def _functions(tree: ast.Module) -> list[Function]:
 
 
 def _steps(lines: Lines, training: OwnLoop, loop: ast.For, names: Names, loader: str) -> None:
-    """The loop over batches as one over steps, with the body up to its last update inside the step."""
+    """Change the loop over batches to one over steps; the body up to its last update goes into the step."""
     _, counts = through(loop.iter)
     target = loop.target
     index = ""
@@ -240,7 +240,7 @@ def _steps(lines: Lines, training: OwnLoop, loop: ast.For, names: Names, loader:
 
 
 def _split(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """Split a body into the step, up to the last statement that changes what is trained, and the rest."""
+    """Split a body after the last statement that changes the trained state."""
     training = [at for at, node in enumerate(body) if any(map(_trains, ast.walk(node)))]
     end = (training[-1] if training else len(body) - 1) + 1
     return body[:end], body[end:]
@@ -254,7 +254,7 @@ def _trains(node: ast.AST) -> bool:
 
 
 def _top(node: ast.stmt, lines: Lines) -> int:
-    """The line with which a statement begins."""
+    """The line at which a statement begins."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])
 
@@ -266,7 +266,7 @@ def _protect(lines: Lines, training: OwnLoop, session: str) -> None:
 
 
 def _mark(lines: Lines, script: ScriptText, training: OwnLoop) -> None:
-    """Functions with collectives that run between steps are restartable."""
+    """Mark functions with collectives that run between steps as restartable."""
     if training.epochs is None:
         return
     between = {called(node) for node in ast.walk(training.epochs) if isinstance(node, ast.Call)}
@@ -282,7 +282,7 @@ def _last(node: ast.stmt) -> int:
 
 
 def replace(lines: Lines, node: ast.expr, text: str) -> None:
-    """Another expression in the place of one that stands on one line."""
+    """Replace an expression that is on one line."""
     line = lines[node.lineno].encode()
     lines[node.lineno] = (line[: node.col_offset] + text.encode() + line[node.end_col_offset :]).decode()
 
@@ -293,7 +293,7 @@ def _replace_head(lines: Lines, loop: ast.For, head: str) -> None:
 
 
 def _texts(lines: Lines, first: int, last: int) -> set[int]:
-    """The lines that begin within a text over several lines: to move them would change it."""
+    """The continuation lines of multi-line strings, which indenting would change."""
     whole = "".join(lines[number] for number in range(first, last + 1))
     texts = (token for token, _, _ in _tokens(whole) if token.type == tokenize.STRING)
     return {number for token in texts for number in range(token.start[0] + first, token.end[0] + first)}

@@ -1,4 +1,4 @@
-"""The files of a script: its own, in whatever encoding it is, and the modules of its folder that it imports. Pure."""
+"""Reads the files of a script: the script, in any encoding, and the modules of its folder that it imports. Pure."""
 
 import ast
 import io
@@ -10,17 +10,17 @@ from pathlib import Path
 from regrow.core.errors import UsageError
 
 _DEEP = 2
-"""From a script to what it imports, and to what that imports."""
+"""Depth of imports: the script's imports, and the imports of those."""
 _MOST = 50
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A file of Python, as it is.
+    """A Python file without normalization.
 
     Attributes:
-        text: with its ends of lines, and with the byte order mark where it begins with one.
-        encoding: by its mark or its coding line; UTF-8 without.
+        text: with its original line ends, and with its byte order mark if it has one.
+        encoding: from its byte order mark or its coding line; UTF-8 without one.
     """
 
     text: str
@@ -38,7 +38,7 @@ def read_source(path: Path) -> SourceText:
 
 
 def modules_beside(script: Path, text: str) -> dict[str, str]:
-    """The texts of the modules in the folder of a script that it imports, and that these import, by their paths."""
+    """Texts, by path, of the modules in the script's folder that it imports, and that these import."""
     found: dict[str, str] = {}
     ahead, folder = [(text, _DEEP)], script.parent
     while ahead and len(found) < _MOST:
@@ -57,7 +57,7 @@ def modules_beside(script: Path, text: str) -> dict[str, str]:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """Paths that imported modules would have in the script's folder or in a package of it."""
+    """Possible paths of imported modules, in the script's folder or in a package of it."""
     try:
         tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Listed habits in a script: refused, to be changed by hand, or with something to know. Pure."""
+"""Finds listed habits in a script, which are refused, must be changed by hand, or need a note. Pure."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ _SERVED = ("None", "gloo", "nccl", "regrow", "dist.Backend.GLOO", "dist.Backend.
 
 
 class Habit(NamedTuple):
-    """One finding. `stops`: the loop has to be changed by hand first."""
+    """One finding. `stops`: the loop must be changed by hand first."""
 
     line: int
     what: str
@@ -21,7 +21,7 @@ class Habit(NamedTuple):
 
 
 def habits(script: ScriptText) -> list[Habit]:
-    """All that was found, in the order of the text."""
+    """All findings, in the order of the text."""
     found = [*_anywhere(script.tree), *(_in_loop(script) if script.training is not None else ())]
     return sorted(dict.fromkeys(found))
 
@@ -61,7 +61,7 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
 
 
 def _rank_at_top(node: ast.AST) -> Iterator[Habit]:
-    """A variable that keeps the rank."""
+    """A global variable that keeps the rank."""
     if not isinstance(node, ast.Assign):
         return
     values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
@@ -122,7 +122,7 @@ def _in_loop(script: ScriptText) -> Iterator[Habit]:
 
 
 def _loader(loop: ast.For) -> str:
-    """Iterable of the loop, under `enumerate` and `tqdm`; empty if that is a range."""
+    """Iterable of the loop without `enumerate` and `tqdm`; empty if it is a range."""
     given: ast.expr = loop.iter
     while isinstance(given, ast.Call) and given.args and called(given) in ("enumerate", "tqdm", "trange", "track"):
         given = given.args[0]
@@ -130,7 +130,7 @@ def _loader(loop: ast.For) -> str:
 
 
 def _of_this_loop(loop: ast.AST) -> Iterator[ast.AST]:
-    """Nodes in the loop, but not in loops inside it."""
+    """Nodes of the loop without those of inner loops."""
     for child in ast.iter_child_nodes(loop):
         yield child
         if not isinstance(child, ast.For | ast.While | ast.FunctionDef):
@@ -138,7 +138,7 @@ def _of_this_loop(loop: ast.AST) -> Iterator[ast.AST]:
 
 
 def _around(script: ScriptText) -> Iterator[Habit]:
-    """Habits at the beginning of the loop of epochs, and of the job."""
+    """Habits at the start of the loop of epochs, and of the job."""
     epochs = script.training.epochs if script.training is not None else None
     arguments = epochs.iter.args if epochs is not None and isinstance(epochs.iter, ast.Call) else []
     if epochs is not None and len(arguments) > 1 and not isinstance(arguments[0], ast.Constant):

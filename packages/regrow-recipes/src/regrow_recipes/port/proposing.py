@@ -1,4 +1,4 @@
-"""Report on a script: the tier that it can have today, the lines that would change, and things to know. Pure."""
+"""Reports on a script: the tier that it has today, the lines to change, and notes. Pure."""
 
 import ast
 import difflib
@@ -26,11 +26,11 @@ class Proposal:
     """Proposal for a script.
 
     Attributes:
-        today: the tier that it can have as it is, 0 if it trains nothing; docs/adopt.md has the four.
-        then: the tier that it can have with the changes; the same as today if there are none.
-        says: in plain lines.
-        diff: unified; empty if nothing is proposed.
-        text: the script with it.
+        today: the tier of the unchanged script, 0 if it trains nothing; docs/adopt.md defines the four.
+        then: the tier with the changes; the same as today if there are none.
+        says: the report, in plain lines.
+        diff: unified; empty if no change is proposed.
+        text: the changed script.
     """
 
     today: int
@@ -41,12 +41,12 @@ class Proposal:
 
 
 def propose(text: str, name: str, beside: Mapping[str, str] | None = None) -> Proposal:
-    """Look at a script. Raises `UsageError` where it is no Python.
+    """Make the proposal for a script. Raises `UsageError` if it is not valid Python.
 
     Args:
-        text: of the script, its ends of lines as they are in the file.
+        text: of the script, with its original line ends.
         name: of its file.
-        beside: texts of the modules of the same folder that it imports, by the names of their files.
+        beside: texts of the modules in the same folder that it imports, by file name.
     """
     mark, plain = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
     windows = plain.count("\r\n") == plain.count("\n") > 0
@@ -68,12 +68,12 @@ def propose(text: str, name: str, beside: Mapping[str, str] | None = None) -> Pr
 
 
 def _whole(line: str) -> str:
-    """A line of a diff, as `patch` wants the last line of a file that has no end."""
+    """A line of a diff, with the marker that `patch` needs if the file's last line has no line end."""
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _elsewhere(name: str, beside: Mapping[str, str]) -> Proposal | None:
-    """The training of a script that another file holds; None: there is none either."""
+    """The proposal if a module beside the script contains the training; None: no module does."""
     for other, text in beside.items():
         try:
             script = read(text.removeprefix("\ufeff"), other)
@@ -87,7 +87,7 @@ def _elsewhere(name: str, beside: Mapping[str, str]) -> Proposal | None:
 
 
 def _new(diff: str) -> int:
-    """Number of new lines of a diff, whatever their indentation."""
+    """Number of new lines in a diff, ignoring indentation."""
     lines = lines_of(diff)[2:]
     gone = {line[1:].strip() for line in lines if line.startswith("-")}
     return sum(line.startswith("+") and line[1:].strip() not in gone for line in lines)
@@ -117,7 +117,7 @@ def _verdict(script: ScriptText, name: str) -> Proposal:
 
 
 def _framework(script: ScriptText, name: str, says: list[str]) -> Proposal:
-    """Another import; of Accelerate another head of its loops too."""
+    """Replace the import; for Accelerate, also the head of its loops."""
     source = script
     if script.framework == "accelerate":
         looped_text = accelerated(script, script.training) if script.training is not None else ""

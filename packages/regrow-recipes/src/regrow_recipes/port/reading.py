@@ -1,4 +1,4 @@
-"""The training in a script's text: whose trainer it is, or where its loops are and what it trains. Pure."""
+"""Finds the training in a script's text: a framework's trainer, or the script's loops and their objects. Pure."""
 
 import ast
 import io
@@ -10,7 +10,7 @@ from regrow.core.process.own_code import is_own_name
 
 WRAPPERS = frozenset({"DDP", "DistributedDataParallel", "fully_shard"})
 FIRST_FORM = "FullyShardedDataParallel"
-"""FSDP's first form, which is refused."""
+"""The first version of FSDP, which is refused."""
 COLLECTIVES = frozenset(
     {"all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier", "broadcast"}
 )
@@ -21,7 +21,7 @@ FRAMEWORKS = {
     "lightning": frozenset({"Trainer", "Fabric"}),
     "pytorch_lightning": frozenset({"Trainer"}),
 }
-"""Names in a framework that run a loop of their own."""
+"""Names in a framework that run their own loop."""
 _KEPT = (("Scaler",), ("LR", "Scheduler", "Restarts", "Plateau"), ("AveragedModel", "EMA", "ExponentialMovingAverage"))
 Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.Module
@@ -29,15 +29,15 @@ Function = ast.FunctionDef | ast.Module
 
 @dataclass
 class OwnLoop:
-    """A loop of the script's own.
+    """A training loop of the script.
 
     Attributes:
-        steps: the loop whose turns are updates.
-        inside: the function, or the module, that it stands in.
-        epochs: the loop around it, where there is one.
-        around: what that stands in; another function than `inside` where it calls that.
-        call: how it is called there.
-        protected: the variables that must survive; none where the model or its optimizer could not be seen.
+        steps: the loop with one update per iteration.
+        inside: the function or module that contains it.
+        epochs: the loop around it, if there is one.
+        around: the function or module that contains `epochs`; not `inside` if it calls that.
+        call: the call of `inside` there.
+        protected: variables that must survive; empty if the model or its optimizer was not found.
     """
 
     steps: Loop
@@ -50,13 +50,13 @@ class OwnLoop:
 
 @dataclass
 class ScriptText:
-    """Contents of a script's text.
+    """The findings in a script's text.
 
     Attributes:
-        tree: of the text.
-        framework: the one whose trainer it uses; empty: none.
-        wrapped: the wrapper that makes its model parallel; empty: none.
-        training: its own loop, if it has one.
+        tree: the parsed text.
+        framework: the framework of its trainer; empty: none.
+        wrapped: the parallel wrapper of its model; empty: none.
+        training: its training loop, if it has one.
     """
 
     text: str
@@ -67,7 +67,7 @@ class ScriptText:
 
 
 def read(text: str, name: str) -> ScriptText:
-    """Find the training. Raises `UsageError` where the text is no Python."""
+    """Find the training. Raises `UsageError` if the text is not valid Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -84,29 +84,29 @@ def read(text: str, name: str) -> ScriptText:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a script as Python counts them, with their ends: `splitlines` knows more ends, a form feed say."""
+    """The lines of a script with their line ends, as Python counts them; `splitlines` also splits at form feeds."""
     return io.StringIO(text, newline="").readlines()
 
 
 def called(node: ast.AST) -> str:
-    """The name of what a call calls, without what is before a dot; empty for anything else."""
+    """The name of the called function without its prefix; empty for anything else than a call."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def updates_somewhere(tree: ast.Module) -> bool:
-    """True if an optimizer steps, in whatever shape of training."""
+    """True if an optimizer steps anywhere."""
     return _updates(tree)
 
 
 def uses_regrow(tree: ast.Module) -> bool:
-    """True if a script uses regrow already."""
+    """True if a script already uses regrow."""
     return any(is_own_name(name) for name, _ in imported(tree))
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(module, name in it) of all imports; no name for a whole module."""
+    """(module, name) of each import; the name is empty for a whole module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((each.name, "") for each in node.names)
@@ -115,7 +115,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def names_of(tree: ast.Module, imported_as: str) -> frozenset[str]:
-    """Under which names a text calls what it imports by this one."""
+    """Names under which a text imports `imported_as`."""
     return frozenset(
         each.asname or each.name
         for node in ast.walk(tree)
@@ -148,7 +148,7 @@ def _training(tree: ast.Module) -> OwnLoop | None:
         loops = [node for node in own(inside) if isinstance(node, ast.For | ast.While) and _updates(node)]
         if not loops:
             continue
-        steps = loops[-1]  # the innermost: `own` gives what is around first
+        steps = loops[-1]  # the innermost: `own` yields outer nodes first
         training = OwnLoop(steps, inside)
         around = [node for node in loops[:-1] if isinstance(node, ast.For)]
         if around:
@@ -170,7 +170,7 @@ def _look_for_caller(tree: ast.Module, functions: list[Function], inside: ast.Fu
 
 
 def own(inside: Function) -> Iterator[ast.AST]:
-    """The statements and expressions of a function, what is around first; not those of functions in it."""
+    """The statements and expressions of a function, outer ones first, without those of inner functions."""
     ahead: list[ast.AST] = list(inside.body)
     while ahead:
         node = ahead.pop(0)
@@ -192,7 +192,7 @@ def _updates(loop: ast.AST) -> bool:
 
 
 def _protected(around: Function, tree: ast.Module) -> list[str]:
-    """Models, optimizers, and what goes with them: variables of the function around the loop, or of the module."""
+    """Models, optimizers and related objects: variables of the function around the loop, or of the module."""
     assigned: dict[str, ast.expr] = {}
     for node in [*own(around), *(own(tree) if around is not tree else ())]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -215,7 +215,7 @@ def _protected(around: Function, tree: ast.Module) -> list[str]:
 
 
 def _is_optimizer(value: ast.expr) -> bool:
-    """True if this makes an optimizer: it takes parameters, and is no wrapper or helper of theirs."""
+    """True for the construction of an optimizer: it takes parameters, and is no wrapper or helper."""
     name = called(value)
     given = [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else []
     takes = any(called(node) in ("parameters", "named_parameters") for each in given for node in ast.walk(each))

@@ -1,12 +1,12 @@
-"""Trainings without code: a recipe says which model, which data and where to; the rest is derived and shown.
+"""Training from a recipe, which names the model, the data and the output folder; the rest is derived and printed.
 
-* `schema` is what a recipe may say, `reading` turns TOML and words into it, with all errors at once. `methods/` holds
-  the four that there are. *Pure*
-* `facts` is what a model's `config.json` tells, `planning` what follows for memory, shards and steps. *Pure*
-* `documents`, `packing` and `preparing` turn files of text, conversations and preferences into rows of tokens, once a
-  node; `rows` gives them to the steps.
-* `building`, `losses`, `exporting` and `progress` serve `training`, the one loop of all methods.
-* `recipe_commands`, beside this room, has `regrow train` and `regrow recipes`.
+* `schema` defines the keys of a recipe; `reading` parses TOML and `key=value` words, and reports all errors at once.
+    `methods/` has the built-in methods. *Pure*
+* `facts` computes sizes from a model's `config.json`, `planning` the memory, shards and steps from these. *Pure*
+* `documents`, `packing` and `preparing` turn files of text, conversations and preferences into rows of tokens, once
+    for each node; `rows` reads the rows.
+* `building`, `losses`, `exporting` and `progress` are parts of `training`, the loop that the methods share.
+* `recipe_commands`, beside this folder, has `regrow train` and `regrow recipes`.
 
-What is imported without a recipe in use needs neither torch nor transformers.
+Modules that are imported when no recipe is in use need neither torch nor transformers.
 """

@@ -9,7 +9,7 @@ from regrow_recipes.recipes.schema import Run
 
 
 def main(path: str) -> None:
-    """Train what is written there."""
+    """Run the training of the file `path`."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()

@@ -1,4 +1,4 @@
-"""A model by its recipe: loaded, or only its shapes for a newcomer; with an adapter; sharded or replicated."""
+"""Builds a recipe's model: loads it, or only allocates it for a newcomer; adds an adapter; shards or replicates it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from regrow_recipes.recipes.schema import Run, TrainingRecipe
 
 
 def half(recipe: TrainingRecipe, device: torch.device) -> bool:
-    """True if the forward is in bf16."""
+    """True if the forward pass is in bf16."""
     return recipe.parallel.precision == "bf16" or (recipe.parallel.precision == "auto" and device.type != "cpu")
 
 
 def model_config(run: Run) -> Any:
-    """The model's configuration, as transformers has it."""
+    """The model's configuration, from transformers."""
     values = dict(run.model_config)
     family = values.pop("model_type")
     config = CONFIG_MAPPING[family](**values)
@@ -35,13 +35,13 @@ def model_config(run: Run) -> Any:
 
 
 def build(run: Run, device: torch.device, *, world: int, load: bool) -> nn.Module:
-    """The model on its device, wrapped for the world; what trains requires gradients.
+    """The model on its device, wrapped for the world; trained parameters require gradients.
 
     Args:
-        run: the recipe, with what was worked out.
+        run: the recipe, with the resolved values.
         device: of this rank.
         world: ranks.
-        load: read weights, or draw them; else no file of weights is opened, and the weights are zero.
+        load: read or initialize the weights; else no weights are read, and they are zero.
     """
     model = _read_or_shaped(run, device, load=load)
     if run.recipe.adapts:
@@ -59,7 +59,7 @@ def build(run: Run, device: torch.device, *, world: int, load: bool) -> nn.Modul
 
 
 def bare(run: Run, device: torch.device, *, load: bool) -> Any:
-    """The model of a recipe without adapter and wrapper; zeros where no weights are to be read."""
+    """The model of a recipe without an adapter or a wrapper; zeros if no weights are to be read."""
     model = _read_or_shaped(run, device, load=load)
     if not load:
         _give_memory(model)
@@ -77,7 +77,7 @@ def _read_or_shaped(run: Run, device: torch.device, *, load: bool) -> Any:
 
 
 def _dtype(run: Run, device: torch.device) -> torch.dtype:
-    """Frozen weights are kept in the forward's type, those that train in float32."""
+    """Data type of the weights: frozen ones have the type of the forward pass, trained ones float32."""
     return torch.bfloat16 if run.recipe.adapts and half(run.recipe, device) else torch.float32
 
 
@@ -89,16 +89,16 @@ def _loaded(run: Run, config: Any, device: torch.device) -> Any:
 
 
 def with_adapter(run: Run, model: Any) -> Any:
-    """The model with an adapter beside it, which alone trains."""
+    """The model with an adapter, of which only the adapter is trained."""
     from peft import get_peft_model
 
-    # peft asks the model where it comes from, and one that was not loaded does not know.
+    # peft asks the model for its path, which a model that was not loaded does not know.
     model.name_or_path = run.recipe.model.path
     return get_peft_model(model, adapter_config(run), autocast_adapter_dtype=True)
 
 
 def adapter_config(run: Run) -> Any:
-    """The adapter that a recipe asks for, as peft has it."""
+    """The adapter of a recipe as a peft configuration."""
     from peft import LoraConfig
 
     lora = run.recipe.lora
@@ -112,7 +112,7 @@ def adapter_config(run: Run) -> Any:
 
 
 def _give_memory(model: nn.Module) -> None:
-    """Real memory for a model of shapes alone. What was one tensor stays one; buffers are worked out, not read."""
+    """Allocate memory for a model on the meta device. Tied tensors stay tied; buffers are computed, not read."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -160,7 +160,7 @@ def inner(model: nn.Module) -> Any:
 
 @contextlib.contextmanager
 def forward_type(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
-    """Within this the forward is in the recipe's precision; FSDP does that by itself."""
+    """Run the forward pass in the recipe's precision. FSDP sets the precision by itself."""
     with torch.autocast(
         device.type, torch.bfloat16, enabled=half(recipe, device) and not isinstance(model, FSDPModule)
     ):

@@ -1,4 +1,4 @@
-"""From a record of a file to tokens, and which of them count: text, prompts, conversations, preferences."""
+"""Encodes a record as tokens with a mask of those to predict: text, prompts, conversations, preferences."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -8,11 +8,11 @@ from regrow_recipes.recipes import shapes
 from regrow_recipes.recipes.shapes import Record
 
 _ABOUT = frozenset({"weight", "train", "training"})
-"""Keys of a message that say whether it is learnt, and are nothing to the template."""
+"""Keys of a message that say whether it is trained on, and that are not passed to the template."""
 
 
 class ChatTokenizer(Protocol):
-    """Part of a transformers tokenizer that is used here."""
+    """The methods of a transformers tokenizer that are used here."""
 
     eos_token_id: int | None
     pad_token_id: int | None
@@ -29,13 +29,13 @@ class ChatTokenizer(Protocol):
 
 
 class Document(NamedTuple):
-    """Tokens, and which of them the model has to predict."""
+    """Tokens, with a mask of those that the model has to predict."""
 
     tokens: list[int]
     counted: list[bool]
 
     def cut(self, length: int) -> "Document":
-        """Its beginning."""
+        """The first `length` tokens."""
         return Document(self.tokens[:length], self.counted[:length])
 
 
@@ -44,7 +44,7 @@ class Encoder:
 
     Args:
         tokenizer: of the model.
-        format: what the records are.
+        format: of the records.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, format: str) -> None:
@@ -52,10 +52,10 @@ class Encoder:
         self._roles: set[str] = set()
         self._knows_tools = False
         self.turns_left_out = 0
-        """Answers that the chat template rewrites when others follow, so that they cannot count."""
+        """Number of answers that are not trained on, since the chat template changes them when others follow."""
 
     def document(self, record: Record) -> Document:
-        """A record to be learnt. Raises `DataError` where it has not what its format needs."""
+        """Encode a record for training. Raises `DataError` if it lacks a part of its format."""
         found = shapes.canonical(record, self._format, chats=bool(self._tokenizer.chat_template))
         if "input_ids" in found:
             return Document(found["input_ids"], [label >= 0 for label in found["labels"]])
@@ -70,7 +70,7 @@ class Encoder:
         return self._conversation([*prompt, *completion], found["tools"], first=len(prompt))
 
     def pair(self, record: Record) -> tuple[Document, Document]:
-        """The answer that was preferred, and the other one, each behind the prompt. Raises `DataError`."""
+        """The preferred answer and the other one, each after the prompt. Raises `DataError`."""
         found = shapes.canonical(record, "preference", chats=bool(self._tokenizer.chat_template))
         chosen, rejected = found["chosen"], found["rejected"]
         if isinstance(chosen, str):
@@ -100,9 +100,9 @@ class Encoder:
         return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
     def _conversation(self, messages: list[shapes.Message], tools: list[Any], first: int = 0) -> Document:
-        """The answers of the assistant count, from the message `first` on, unless they say otherwise.
+        """Encode a conversation. Trains on the assistant's answers from the message `first` on, unless they opt out.
 
-        What an answer consists of is seen by what the template adds for it.
+        The tokens of an answer are those that the template adds for it.
         """
         if not self._tokenizer.chat_template:
             raise DataError(
@@ -131,7 +131,7 @@ class Encoder:
         return Document(tokens, counted)
 
     def nothing_counts(self) -> str:
-        """Why no record has anything to predict, as far as it can be seen; empty: nothing is known."""
+        """Reason why no record has a token to predict, if it is known; else empty."""
         if self._roles and "assistant" not in self._roles:
             return f": its messages have the roles {', '.join(sorted(self._roles))}, and none is assistant"
         return ""

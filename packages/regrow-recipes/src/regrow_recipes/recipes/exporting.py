@@ -1,4 +1,4 @@
-"""The result as a Hugging Face folder: the whole model under the hub's names, an adapter, or both merged."""
+"""Writes the result as Hugging Face folders: the whole model, an adapter, or the model with its adapter merged."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ _OF_A_TOKENIZER = ("tokenizer*", "special_tokens*", "chat_template*", "vocab*", 
 
 
 def gathered(run: Run, model: nn.Module) -> Weights:
-    """All weights, whole, on rank 0: a collective of all ranks. Those of an adapter alone where they suffice."""
+    """All weights, unsharded, on rank 0; only the adapter's if they suffice. A collective of all ranks."""
     adapter_alone = run.recipe.adapts and not run.recipe.output.merge
     if isinstance(model, FSDPModule):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapter_alone)
@@ -37,7 +37,7 @@ def gathered(run: Run, model: nn.Module) -> Weights:
 
 
 def export(run: Run, model: nn.Module, weights: Weights, folder: Path) -> list[Path]:
-    """Write what was trained; what stood there is replaced when all of it is written. On rank 0.
+    """Write the result on rank 0. Existing folders are replaced once the new ones are complete.
 
     Returns:
         The folders: `model`, or `adapter`, or both.
@@ -57,14 +57,14 @@ def export(run: Run, model: nn.Module, weights: Weights, folder: Path) -> list[P
 
 
 def _whole(run: Run, weights: Weights) -> Any:
-    """A model of these weights, in the type that it came in; adapters are merged into it."""
+    """A model of these weights, in its original data type, with its adapter merged."""
     config = model_config(run)
     config.use_cache = True
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         if run.recipe.adapts:
             model = with_adapter(run, model)
-    # Merging adds to the weights, which may be those of the training.
+    # Merging adds to the weights, which may be the training's own tensors.
     copies = {name: tensor.to(torch.float32, copy=run.recipe.adapts) for name, tensor in weights.items()}
     model.load_state_dict(copies, assign=True)
     if run.recipe.adapts:
@@ -76,7 +76,7 @@ def _whole(run: Run, weights: Weights) -> Any:
 
 @contextmanager
 def _written(folder: Path) -> Iterator[Path]:
-    """A folder beside, which takes that one's name when it is whole."""
+    """A temporary folder that is renamed to `folder` when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:

@@ -1,7 +1,7 @@
-"""Facts from a model's `config.json`, without loading anything: parameters, FLOPs a token, names for adapters.
+"""Computes sizes from a model's `config.json` without loading it: parameters, FLOPs a token, modules for adapters.
 
-FLOPs are those of PaLM's appendix B: 6 for each weight of a matrix product and token, and 6 for each head, position
-and dimension of queries and values; causality is not halved, and recomputation is not counted.
+FLOPs are those of PaLM's appendix B: 6 for each weight of a matrix product and token, and 6 for each head, position and
+dimension of queries and values; causal attention is not halved, and recomputation is not counted.
 """
 
 import difflib
@@ -21,13 +21,13 @@ class LayerFacts(msgspec.Struct, frozen=True):
     """One decoder layer.
 
     Attributes:
-        linears: matrices that every token goes through, by their module's name: (inputs, outputs).
-        rest: parameters that are in no matrix product: norms, biases, sinks.
-        experts: how many there are; 0: none.
-        expert: parameters of each of them.
-        expert_rest: of these, those in no matrix product.
-        chosen: experts that a token goes through.
-        window: positions that a token sees at most; None: all before it.
+        linears: matrices that multiply every token, by module name: (inputs, outputs).
+        rest: parameters outside matrix products: norms, biases, sinks.
+        experts: their number; 0: none.
+        expert: parameters of each expert.
+        expert_rest: those of them outside matrix products.
+        chosen: number of experts for each token.
+        window: most positions that a token attends to; None: all before it.
         attention: heads times the dimensions of a query and of a value.
     """
 
@@ -42,17 +42,17 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self._dense + self.rest + self.experts * self.expert
 
     @property
     def active(self) -> int:
-        """Those that a token goes through."""
+        """Parameters that are used for a token."""
         return self._dense + self.rest + self.chosen * self.expert
 
     @property
     def multiplied(self) -> int:
-        """Those that a token is multiplied with."""
+        """Parameters that multiply a token."""
         return self._dense + self.chosen * (self.expert - self.expert_rest)
 
     @property
@@ -71,17 +71,17 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """All of them; a tied head counts once."""
+        """All parameters; a tied head counts once."""
         return self._ends + sum(layer.parameters for layer in self.layers)
 
     @property
     def active(self) -> int:
-        """Those that a token goes through, embedding and head included."""
+        """Parameters that are used for a token, embedding and head included."""
         return self._ends + sum(layer.active for layer in self.layers)
 
     @property
     def largest_layer(self) -> int:
-        """Parameters of the layer with the most; what FSDP has to gather at once."""
+        """Parameters of the largest layer, which FSDP gathers at once."""
         ends = self.hidden * self.vocabulary * (1 if self.tied else 2)
         return max(ends, *(layer.parameters for layer in self.layers))
 
@@ -90,23 +90,23 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return self.hidden * self.vocabulary * (1 if self.tied else 2) + self.hidden
 
     def flops_per_token(self, length: int, *, frozen: bool = False) -> float:
-        """FLOPs of a forward and a backward, in a document of `length` tokens.
+        """FLOPs of a forward and a backward pass a token, in a document of `length` tokens.
 
         Args:
             length: of the document.
-            frozen: the weights have no gradients, so the backward is as long as the forward.
+            frozen: the weights have no gradients, so the backward pass costs as much as the forward pass.
         """
         weights = self.hidden * self.vocabulary + sum(layer.multiplied for layer in self.layers)
         seen = sum(layer.attention * min(length, layer.window or length) for layer in self.layers)
         return (4.0 if frozen else 6.0) * weights + 6.0 * seen
 
     def targets(self, given: "list[str] | str") -> list[str]:
-        """The modules that an adapter goes to; `auto`: attention, and MLPs where no layer has experts.
+        """The modules that get an adapter; `auto`: attention, and MLPs if no layer has experts.
 
-        Where layers have experts, peft takes the names of an MLP for those of each expert.
+        In layers with experts, peft matches an MLP's name in each expert.
 
         Raises:
-            UsageError: a name is none of them.
+            UsageError: the model has no such module.
         """
         left_out = {*_ROUTERS, *(_MLP if any(layer.experts for layer in self.layers) else ())}
         known = sorted({name for layer in self.layers for name in layer.linears if name not in left_out})
@@ -127,10 +127,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def model_facts(config: Config) -> ModelFacts:
-    """The facts of a `config.json`.
+    """The sizes of the model in a `config.json`.
 
     Raises:
-        UsageError: the family is not known here, or a size is missing.
+        UsageError: the model family is not supported, or a size is missing.
     """
     family = str(config.get("model_type", ""))
     if family not in _LAYERS:
@@ -154,7 +154,7 @@ def model_facts(config: Config) -> ModelFacts:
 
 
 def refusal(config: Config) -> str:
-    """Why weights of this folder cannot be trained as they are; empty: they can."""
+    """Reason why the weights of this folder cannot be trained as they are; empty: they can."""
     quantized = config.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method", "") if isinstance(quantized, Mapping) else ""
@@ -307,7 +307,7 @@ _LAYERS: Final[dict[str, Callable[[Config], Iterator[LayerFacts]]]] = {
 
 
 def short(number: float) -> str:
-    """8,030,261,248 as 8.03B."""
+    """Format 8,030,261,248 as 8.03B."""
     for power, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= power:
             return f"{number / power:.{2 if number / power < 100 else 0}f}{letter}"

@@ -1,7 +1,7 @@
-"""HyperPod's recipes as recipes of regrow: what becomes of each of their keys. *Pure*.
+"""Converts HyperPod's recipes to regrow's, and reports the fate of each key. *Pure*.
 
-Of their fields only the names are kept here, with what they mean for us. A key that trains and that nobody here knows
-is an error: who converts must not train something else without knowing.
+Only the names of HyperPod's fields are stored here, with their meaning for regrow. An unknown key that affects training
+is an error, so that a conversion cannot silently change the training.
 """
 
 import fnmatch
@@ -64,7 +64,7 @@ TAKEN: Final[dict[str, tuple[str, Convert]]] = {
     "trainer.val_check_interval": ("train.eval_every", _as_it_is),
     "model.config.recompute_granularity": ("parallel.recompute", bool),
 }
-"""Their key to ours, and how its value is read."""
+"""HyperPod's key to regrow's, with the parser of its value."""
 
 TOGETHER: Final = (
     "run.name",
@@ -123,7 +123,7 @@ NOT_NEEDED: Final[dict[str, str]] = {
     ),
     "it means nothing here": "*.peft_config.task_type|*.M|*.sampling_method|*.ring_head_stride|*.train_val_split_seed",
 }
-"""Why a key changes nothing here, and patterns of such keys."""
+"""Reasons why keys have no effect here, and patterns of such keys."""
 
 OTHERWISE: Final[dict[str, str]] = {
     "*.peft_config.target_modules": "adapters go to the attention's matrices, and to MLPs of models without experts",
@@ -132,7 +132,7 @@ OTHERWISE: Final[dict[str, str]] = {
     "optim.lr_scheduler.min_lr": "cosine falls to a tenth of the highest learning rate",
     "optim.config.adam_eps": "it is 1e-8 here",
 }
-"""Patterns of keys whose meaning is another one here."""
+"""Patterns of keys that have a different meaning here."""
 
 DEFAULTS: Final[dict[str, tuple[Any, ...]]] = {
     _ARGS + "label_smoothing": (0, None),
@@ -149,20 +149,20 @@ DEFAULTS: Final[dict[str, tuple[Any, ...]]] = {
     _MODEL + "peft_config.use_dora": (False,),
     "optim.config.optimizer": ("adam",),
 }
-"""Keys that train, and the values of them that regrow has."""
+"""Keys that affect training, and their supported values."""
 
 
 @dataclass
 class Converted:
-    """A recipe of regrow, and what became of each key.
+    """A recipe of regrow, and the fate of each HyperPod key.
 
     Attributes:
         settings: section to key to value.
-        method: which file it extends.
+        method: the built-in method that it extends.
         flags: of `regrow train`.
-        notes: sentences for people: what is otherwise here, and what has to be filled in.
-        left_out: their keys that change nothing here, by the reason.
-        unknown: their keys that nobody here knows.
+        notes: sentences for the user: differences, and values to fill in.
+        left_out: HyperPod's keys without effect here, by the reason.
+        unknown: HyperPod's keys that are not known here.
     """
 
     method: str
@@ -173,7 +173,7 @@ class Converted:
     unknown: list[str] = field(default_factory=list)
 
     def toml(self) -> str:
-        """The file."""
+        """The recipe as a TOML file."""
         text = f'# Made from a recipe of HyperPod.\nextends = "{self.method}"\n'
         for section in (name for name in _SECTIONS if self.settings.get(name)):
             pairs = self.settings[section].items()
@@ -182,7 +182,7 @@ class Converted:
 
 
 def convert(theirs: Mapping[str, Any]) -> Converted:
-    """Their recipe as ours. Raises `UsageError` where it is none, or trains what regrow does not."""
+    """Convert HyperPod's recipe. Raises `UsageError` if it is invalid, or uses a feature that regrow lacks."""
     leaves = dict(_leaves(theirs))
     made = Converted(_method(leaves))
     for key, value in leaves.items():
@@ -234,7 +234,7 @@ def _method(leaves: Mapping[str, Any]) -> str:
 
 
 def _adapted(leaves: Mapping[str, Any]) -> bool:
-    """True if it trains an adapter. One of their recipes says so in its name alone."""
+    """True if it trains an adapter. One of HyperPod's recipes shows this only by its name."""
     kind = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
     return bool(kind) or _is_lora_by_name(leaves)
 
@@ -293,7 +293,7 @@ def _together(made: Converted, leaves: Mapping[str, Any]) -> None:
 
 
 def _elastic(made: Converted, theirs: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
-    """Flags: nodes, ranks of each, and how many nodes there may be."""
+    """Set the flags for nodes, ranks of each node, and the range of nodes."""
     nodes, ranks = leaves.get("trainer.num_nodes") or 1, leaves.get("trainer.devices") or 1
     made.flags += ["--nproc-per-node", str(ranks), "--nnodes", str(nodes)]
     if leaves.get("elastic_policy.is_elastic"):

@@ -1,4 +1,4 @@
-"""Loss of a batch, by method: the mean over the elements that count, and their number."""
+"""Loss of a batch, by method: the mean over the counted elements, and their number."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ class BatchLosses:
 
     Args:
         recipe: the training, with its method.
-        config: the model's configuration, as transformers has it.
+        config: the model's configuration, from transformers.
         device: of this rank.
     """
 
@@ -30,12 +30,12 @@ class BatchLosses:
     def __call__(
         self, model: nn.Module, batch: Batch, reference: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, int]:
-        """The mean loss of a batch, and over how much: tokens that count, or pairs.
+        """The mean loss of a batch, and the number of elements: counted tokens, or pairs.
 
         Args:
-            model: what is trained.
+            model: the trained model.
             batch: of rows, as `batch_of` makes it.
-            reference: for preferences that train all weights: of each row, what `likelihoods` said before.
+            reference: for preferences that train all weights: the result of `likelihoods` for each row before training.
         """
         batch = {name: tensor.to(self._device) for name, tensor in batch.items()}
         if self._recipe.method == "dpo":
@@ -43,7 +43,7 @@ class BatchLosses:
         return self._tokens(model, batch)
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Logits after each token: [rows, length, vocabulary]. No document sees another."""
+        """Logits after each token: [rows, length, vocabulary]. Attention does not cross documents."""
         with forward_type(model, self._recipe, self._device):
             masks = packed_masks(self._config, batch["position_ids"])
             said: torch.Tensor = model(
@@ -58,7 +58,7 @@ class BatchLosses:
         return total / max(count, 1), count
 
     def likelihoods(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The log-likelihood of both answers of each pair: [pairs, 2]. No gradient is prepared for."""
+        """The log-likelihood of both answers of each pair: [pairs, 2]. Without gradients."""
         batch = {name: tensor.to(self._device) for name, tensor in batch.items()}
         with torch.no_grad():
             return self._log_likelihoods(_without_reduction(model), batch)
@@ -81,15 +81,15 @@ class BatchLosses:
 
 
 def _without_reduction(model: nn.Module) -> nn.Module:
-    """DDP prepares a reduction with each forward; a reference has none."""
+    """The module without DDP, which would prepare a reduction at each forward; a reference pass has none."""
     bare: nn.Module = inner(model)
     return bare
 
 
 def packed_masks(config: Any, positions: torch.Tensor) -> dict[str, torch.Tensor] | None:
-    """The masks of packed rows, for models that do not make them by themselves; None: by `position_ids` they do.
+    """The masks of packed rows, for models that do not derive them from `position_ids`; None: the model does.
 
-    transformers 5.23 does not hand GPT-OSS's positions to what makes its masks, so documents would see each other.
+    transformers 5.23 does not pass GPT-OSS's positions to its mask functions, so attention would cross documents.
     """
     if config.model_type != "gpt_oss":
         return None

@@ -1,17 +1,17 @@
-"""Documents into rows of one length. *Pure*: lengths go in, places come out."""
+"""Packs documents into rows of one length. *Pure*: it takes lengths and returns places."""
 
 from collections.abc import Sequence
 
 _OPEN = 64
-"""Rows that still take documents: one more is looked through for each document."""
+"""Number of open rows, all of which are searched for each document."""
 
 
 def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """The documents of each row: best fit among the rows that are open, in an order that repeats itself.
+    """The documents of each row: best fit among the open rows, in a deterministic order.
 
     Args:
-        lengths: of the documents, none longer than a row.
-        room: tokens of a row.
+        lengths: of the documents; none exceeds the length of a row.
+        room: length of a row, in tokens.
     """
     rows: list[list[int]] = []
     left: dict[int, int] = {}
@@ -33,5 +33,5 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def split(length: int, room: int) -> list[tuple[int, int]]:
-    """A document that is longer than a row, in pieces: (start, stop) of each."""
+    """The (start, stop) of each piece of a document that is longer than a row."""
     return [(start, min(start + room, length)) for start in range(0, length, room)]

@@ -1,4 +1,4 @@
-"""Plan from a model, a recipe and a world: shards, micro-batches, memory, and the cost of recovery. *Pure*."""
+"""Plans a training from a model, a recipe and a world: shards, micro-batches, memory, cost of recovery. *Pure*."""
 
 from typing import Final
 
@@ -11,28 +11,28 @@ from regrow_recipes.recipes.schema import TrainingRecipe
 _TRAINED: Final = 16
 """Bytes of a trained parameter: weight, gradient and AdamW's two moments, in float32."""
 _GATHERED: Final = 2.5
-"""Layers that FSDP has whole at once: the present one, the next one, and gradients on their way."""
+"""Layers that FSDP holds unsharded at once: the present one, the next one, and gradients in flight."""
 _ACTIVATIONS: Final = 34
 """Bytes in half precision of a token, layer and hidden unit (Korthikanti et al. 2022, without the scores)."""
 _LOGITS: Final = 10
-"""Bytes of a token and word of the vocabulary: logits and their gradient."""
+"""Bytes of a token and vocabulary entry: logits and their gradient."""
 _ROOM: Final = 0.9
-"""Share of the memory to plan with: the rest is fragments and what libraries keep."""
+"""Share of the memory to plan with: the rest is for fragmentation and for libraries."""
 _LARGE: Final = 1_000_000_000
 _MOST_MICRO: Final = 8
 _UNKNOWN: Final = 1_000_000_000
-"""Bytes that a micro-batch may take beside the state where the memory is not known."""
+"""Bytes of a micro-batch's activations if the device's memory is not known."""
 _COPIES: Final = 10
-"""Steps from one copy of the state to the next, where there is no replica."""
+"""Steps between two copies of the state, if there is no replica."""
 
 
 class PlanWorld(msgspec.Struct, frozen=True):
     """Hardware to train on.
 
     Attributes:
-        ranks: of the world at the start.
-        memory: bytes of each rank's device; None: as much as it takes.
-        half: whether the forward is in bf16.
+        ranks: initial world size.
+        memory: bytes of each rank's device; None: unlimited.
+        half: whether the forward pass is in bf16.
     """
 
     ranks: int
@@ -41,23 +41,23 @@ class PlanWorld(msgspec.Struct, frozen=True):
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
-    """Bytes on each rank's device."""
+    """Bytes on each rank's device, by use."""
 
     weights: float
     training: float
-    """Gradients and moments, and the float32 weights of what trains."""
+    """Gradients and moments, and the float32 weights of trained parameters."""
     gathered: float
     activations: float
     logits: float
 
     @property
     def state(self) -> float:
-        """Bytes of the protected state; gradients are not in it."""
+        """Bytes of the protected state, which excludes gradients."""
         return self.weights + self.training * 0.75
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Bytes of all parts."""
         return self.weights + self.training + self.gathered + self.activations + self.logits
 
 
@@ -76,10 +76,10 @@ class RecipePlan(msgspec.Struct, frozen=True):
 
 
 def plan(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -> RecipePlan:
-    """The smallest shard that fits, and then as many replicas as there is room for: replicas heal without copies.
+    """Choose the smallest shard that fits, and then as many replicas as possible: replicas recover without copies.
 
     Raises:
-        UsageError: it fits nowhere, or a step has too few rows for the world.
+        UsageError: no shard fits, or a step has too few rows for the world.
     """
     recompute = recipe.parallel.recompute
     recomputes = facts.parameters >= _LARGE if recompute == "auto" else recompute
@@ -106,10 +106,10 @@ def plan(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -> RecipeP
 
 
 def plan_rollouts(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -> RecipePlan:
-    """As `plan`, of a training that generates: each rank has all of the model and as many completions as the others.
+    """As `plan`, for a training that generates: each rank has the whole model and an equal share of the completions.
 
     Raises:
-        UsageError: it does not fit on a rank, or the completions cannot be shared out evenly.
+        UsageError: the model does not fit on a rank, or the completions cannot be divided evenly.
     """
     whole = msgspec.structs.replace(recipe, parallel=msgspec.structs.replace(recipe.parallel, shard=1))
     planned, samples = plan(facts, whole, world), recipe.batch.samples
@@ -129,7 +129,7 @@ def plan_rollouts(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -
 def memory_parts(
     facts: ModelFacts, recipe: TrainingRecipe, shard: int, micro: int, *, half: bool, recomputes: bool
 ) -> MemoryParts:
-    """Bytes on a rank that holds one part in `shard` of the model."""
+    """Bytes on a rank that holds `1 / shard` of the model."""
     number = 2 if half else 4
     whole = facts.parameters / shard
     if recipe.adapts:
@@ -137,7 +137,7 @@ def memory_parts(
         weights, training = number * whole, _TRAINED * adapter
     else:
         weights, training = 0.0, _TRAINED * whole
-    # Trained weights are float32; the forward has them in half precision, gathered or (DDP) one layer at a time.
+    # Trained weights are float32; the forward pass uses them in bf16, gathered or (DDP) one layer at a time.
     gathered = number * _GATHERED * facts.largest_layer if shard > 1 else 0.0
     tokens = micro * recipe.data.length * (2 if recipe.method == "dpo" else 1)
     a_layer = tokens * facts.hidden * _ACTIVATIONS * number / 2
@@ -188,7 +188,7 @@ def _micro(
     rows, replicas = wanted_rows(recipe), world.ranks // shard
 
     def price(size: int) -> tuple[int, int, int]:
-        """Rows beside those that were asked for, then rows of the busiest replica: a larger one must not add any."""
+        """Rows beyond the requested ones, then rows of the busiest replica: a larger micro-batch must not add any."""
         number = _microbatches(rows, shard, size)
         return abs(number * shard * size - rows), -(-number // replicas) * size, -size
 
@@ -202,7 +202,7 @@ def _micro(
 
 
 def wanted_rows(recipe: TrainingRecipe) -> int:
-    """Rows of a step, as they were asked for."""
+    """Rows of a step, as requested."""
     return recipe.batch.samples or recipe.batch.tokens // recipe.data.length
 
 
@@ -211,7 +211,7 @@ def _microbatches(rows: int, shard: int, micro: int) -> int:
 
 
 def recovery_costs(planned: RecipePlan) -> list[tuple[str, str]]:
-    """Cost of being ready for faults, by flag: bytes of one state, and where they are."""
+    """Cost of readiness for faults, by flag: bytes of one copy of the state, and its place."""
     state, twice = in_bytes(planned.memory.state), in_bytes(2 * planned.memory.state)
     return [
         ("replicas", "nothing: a lost rank is filled from another" if planned.replicas > 1 else "there is only one"),
@@ -223,12 +223,12 @@ def recovery_costs(planned: RecipePlan) -> list[tuple[str, str]]:
 
 
 def in_bytes(number: float) -> str:
-    """128,600,000,000 as 128.6 GB."""
+    """Format 128,600,000,000 as 128.6 GB."""
     return f"{number / 1e9:,.1f} GB" if number >= 1e8 else f"{number / 1e6:,.1f} MB"
 
 
 def steps_of(recipe: TrainingRecipe, rows_there_are: int, rows_a_step: int) -> int:
-    """Number of updates of the training. Raises `UsageError` if there is less data than one takes."""
+    """Number of updates of the training. Raises `UsageError` if the data is too little for one update."""
     if rows_there_are < 1:
         raise UsageError("there is no row to train on", hint="look at `regrow recipes check`, and at data.length")
     if recipe.train.steps:

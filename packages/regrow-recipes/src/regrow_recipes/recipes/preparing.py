@@ -1,7 +1,7 @@
-"""Files into rows of tokens on disk: once a node, in a process of its own, before any worker asks for them.
+"""Turns files into rows of tokens on disk: once for each node, in a separate process, before the workers start.
 
-A folder of rows has `tokens.npy`, `labels.npy` (-100: not to be predicted), `positions.npy` (they begin anew with each
-document) and `used.npy` (how much of a row is not padding), of shape [rows, length]; pairs have [rows, 2, length].
+A folder of rows has `tokens.npy`, `labels.npy` (-100: not to be predicted), `positions.npy` (counted from 0 in each
+document) and `used.npy` (length of a row without padding), of shape [rows, length]; pairs have [rows, 2, length].
 """
 
 import glob
@@ -27,7 +27,7 @@ from regrow_recipes.recipes.schema import TrainingRecipe
 from regrow_recipes.recipes.shapes import Record, detect, renamed
 
 LEFT_OUT = -100
-"""The label of a token that does not count."""
+"""The label of a token that is not predicted."""
 _DONE = "about.json"
 
 
@@ -38,18 +38,18 @@ class AboutRows(msgspec.Struct, frozen=True):
     rows: int
     records: int
     documents: int
-    """Pieces that see only themselves."""
+    """Documents and pieces of documents; attention does not cross them."""
     tokens: int
     counted: int
     cut: int
-    """Documents that were longer than a row, and lost their end."""
+    """Documents that were longer than a row and were truncated."""
     turns_left_out: int
     first: str
-    """The first record, as the model sees it: what counts stands in [[ ]]."""
+    """The first record as the model sees it: the predicted part is in [[ ]]."""
 
 
 class RowsOrder(msgspec.Struct, frozen=True):
-    """Order to prepare rows."""
+    """Parameters of preparing rows."""
 
     files: list[str]
     format: str
@@ -58,13 +58,13 @@ class RowsOrder(msgspec.Struct, frozen=True):
     pack: bool
     tokenizer: str
     columns: dict[str, str] = {}
-    """Names that the records have for keys of their format."""
+    """The records' names for keys of their format."""
     reading: int = 2
-    """Version of how records are read: rows that were made otherwise are made anew."""
+    """Version of reading records: rows of another version are made again."""
 
 
 def data_files(patterns: Sequence[str], key: str = "data.train") -> list[str]:
-    """The files that patterns mean. Raises `UsageError` for one that means none."""
+    """The files that match the patterns. Raises `UsageError` for a pattern without a match."""
     found: list[str] = []
     for pattern in patterns:
         here = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
@@ -75,7 +75,7 @@ def data_files(patterns: Sequence[str], key: str = "data.train") -> list[str]:
 
 
 def prepared(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path, AboutRows]:
-    """The rows of these files, made where they are not there yet. Raises `UsageError` with what is wrong in a file."""
+    """The rows of these files, made if they do not exist. Raises `UsageError` that names the error in a file."""
     order = RowsOrder(
         files=list(files),
         format=recipe.data.format,
@@ -101,7 +101,7 @@ def about(folder: Path) -> AboutRows:
 
 
 def _identity(order: RowsOrder) -> str:
-    """By what is asked for, and by the size and time of every file that it depends on."""
+    """Digest of the parameters, and of the size and modification time of each input file."""
     total = xxhash.xxh3_128(msgspec.json.encode(order))
     for path in [*map(Path, order.files), *sorted(Path(order.tokenizer).glob("*token*")), *_templates(order)]:
         status = path.stat()
@@ -113,7 +113,7 @@ def _templates(order: RowsOrder) -> list[Path]:
     return sorted(Path(order.tokenizer).glob("chat_template*"))
 
 
-# --- in the process that prepares ----------------------------------------------------------------------------------
+# --- in the preparing process --------------------------------------------------------------------------------------
 
 
 def prepare(order: RowsOrder, tokenizer: ChatTokenizer, folder: Path) -> None:
@@ -138,18 +138,18 @@ def prepare(order: RowsOrder, tokenizer: ChatTokenizer, folder: Path) -> None:
 
 
 class _Gathered:
-    """Documents, until they are written."""
+    """Documents that wait to be written."""
 
     def __init__(self, order: RowsOrder, tokenizer: ChatTokenizer) -> None:
         self._order, self._tokenizer = order, tokenizer
         self._encoder: Encoder | None = None
         self._format = order.format
         self.documents: list[Document] = []
-        """For pairs: two after each other."""
+        """For pairs: two adjacent documents each."""
         self._records = self._cut = 0
 
     def nothing_counts(self) -> str:
-        """Why there is nothing to predict, as far as it can be seen; empty: nothing is known."""
+        """Reason why there is no token to predict, if it is known; else empty."""
         return self._encoder.nothing_counts() if self._encoder else ""
 
     def add(self, record: Record) -> None:
@@ -164,7 +164,7 @@ class _Gathered:
         if self._format == "preference":
             pair = self._encoder.pair(record)
             self._cut += any(len(document.tokens) > order.length for document in pair)
-            # Too long a prompt leaves nothing to compare.
+            # A prompt that fills the row leaves no answer to compare.
             cut = [_without_first(document.cut(order.length)) for document in pair]
             if all(any(document.counted) for document in cut):
                 self.documents += cut
@@ -180,7 +180,7 @@ class _Gathered:
         self.documents += [part for part in parts if any(part.counted)]
 
     def write(self, folder: Path) -> None:
-        """Lay the documents out in rows, and write these."""
+        """Pack the documents into rows, and write them."""
         order, room = self._order, self._order.length
         lengths = [len(document.tokens) for document in self.documents]
         if self._format == "preference":
@@ -203,7 +203,7 @@ class _Gathered:
                 positions[row, at:end] = np.arange(end - at)
                 at = end
             used[row] = at
-            positions[row, at:] = np.arange(room - at)  # padding is a document that nobody sees
+            positions[row, at:] = np.arange(room - at)  # padding counts as a document without predicted tokens
         each = (-1, 2) if self._format == "preference" else (-1,)
         for name, array in (("tokens", tokens), ("labels", labels), ("positions", positions)):
             np.save(folder / f"{name}.npy", array.reshape(*each, room))
@@ -236,12 +236,12 @@ def _check_format(format: str, method: str) -> None:
 
 
 def _without_first(document: Document) -> Document:
-    """The first token of a document has nothing before it to be predicted from."""
+    """Mark the first token of a document as not predicted, since no token precedes it."""
     return Document(document.tokens, [False, *document.counted[1:]])
 
 
 def shown(tokenizer: ChatTokenizer, document: Document) -> str:
-    """The text of a document, with what counts in [[ ]]."""
+    """The text of a document, with the predicted part in [[ ]]."""
     text, start = "", 0
     for at in range(1, len(document.tokens) + 1):
         if at == len(document.tokens) or document.counted[at] != document.counted[start]:
@@ -252,7 +252,7 @@ def shown(tokenizer: ChatTokenizer, document: Document) -> str:
 
 
 def main(folder: str) -> int:
-    """Prepare what standard input asks for."""
+    """Prepare the rows of the order on standard input."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=RowsOrder)
     try:
         from transformers import AutoTokenizer

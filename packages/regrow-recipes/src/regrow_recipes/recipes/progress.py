@@ -1,4 +1,4 @@
-"""Progress of a training recipe: a line each few steps, with speed and time left. *Pure* but for its clock."""
+"""Progress of a training recipe: a line every few steps, with speed and time left. *Pure* except for its clock."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -15,26 +15,26 @@ PEAKS: Final[dict[str, float]] = {
     "L40S": 362e12,
     "MI300X": 1307e12,
 }
-"""Dense bf16 FLOP/s of a device, by a part of its name, as its maker gives it. The first that fits counts."""
+"""Peak dense bf16 FLOP/s of a device, by a part of its name, from the maker. The first match counts."""
 
 
 def peak_of(device: str) -> float | None:
-    """The peak of a device by its name; None: it is not known, and is not guessed."""
+    """The peak FLOP/s of a device by its name; None: not known."""
     return next((peak for name, peak in PEAKS.items() if name in device), None)
 
 
 class Progress:
-    """Lines about a training.
+    """Makes the progress lines of a training.
 
     Args:
-        steps: how many it has.
+        steps: their total number.
         tokens: of a step, on all ranks, padding included.
-        flops: of a token, for the model: what is computed once more does not count.
-        every: steps from one line to the next.
-        device: the device's name; empty on processors.
-        half: whether the forward is in bf16, which is what peaks are given for.
-        clock: seconds.
-        memory: the most bytes of the device that this rank has had at once; None: there is no device.
+        flops: of a token, for the model, without recomputation.
+        every: steps between two lines.
+        device: the device's name; empty on CPUs.
+        half: whether the forward pass is in bf16, to which the peaks apply.
+        clock: returns seconds.
+        memory: returns the peak bytes of this rank's device; None: there is no device.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Progress:
 
 
 def span(seconds: float) -> str:
-    """Seconds as 1h 02min, 3min 20s or 12s."""
+    """Format seconds as 1h 02min, 3min 20s or 12s."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600}h {whole % 3600 // 60:02}min"

@@ -1,4 +1,4 @@
-"""Prompts of a recipe that generates: records of files, on disk as JSON lines before any worker asks for them."""
+"""Prompts of a recipe that generates: the records of its files, written to one JSON Lines file before the start."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from regrow_recipes.recipes.shapes import Record, renamed
 
 
 def prepared_prompts(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path, AboutRows]:
-    """The prompts of these files in one. Raises `UsageError` with what is wrong in a file."""
+    """The prompts of these files in one file. Raises `UsageError` that names the error in a file."""
     try:
         lines = [json.dumps(record) for record in _checked(recipe, files)]
     except (DataError, TypeError) as error:
@@ -38,7 +38,7 @@ def prepared_prompts(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path
 
 
 def read_prompts(path: str) -> list[Record]:
-    """The records of `prepared_prompts`."""
+    """Read the file of `prepared_prompts`."""
     return [record for _, record in records(path)]
 
 

@@ -1,4 +1,4 @@
-"""From TOML and `key=value` words to a recipe; what is wrong is said all at once, each with place and cure."""
+"""Reads a recipe from TOML and `key=value` words; reports all errors at once, each with its place and a hint."""
 
 import difflib
 import tomllib
@@ -23,12 +23,12 @@ SECTIONS: Final = {
 
 
 def method_text(name: str) -> str:
-    """The file of a built-in method."""
+    """The TOML text of a built-in method."""
     return resources.files("regrow_recipes.recipes").joinpath("methods", f"{name}.toml").read_text(encoding="utf-8")
 
 
 def method_values(name: str) -> dict[str, Any]:
-    """Values of a method's file, section by section; those that a user must give are empty."""
+    """Values of a built-in method, section by section; values that a user must give are empty."""
     values: Table = {}
     wrong = list(_decoded(tomllib.loads(method_text(name)), values))
     if wrong:
@@ -37,10 +37,10 @@ def method_values(name: str) -> dict[str, Any]:
 
 
 def read_recipe(source: str, overrides: Sequence[str] = ()) -> TrainingRecipe:
-    """A recipe by its file, or by a method's name, with `section.key=value` words on top.
+    """Read a recipe from a file, or a built-in method by name; `section.key=value` words override it.
 
     Raises:
-        UsageError: names all that is wrong in it.
+        UsageError: names all errors.
     """
     if source in METHODS:
         table: Table = tomllib.loads(method_text(source))
@@ -50,7 +50,7 @@ def read_recipe(source: str, overrides: Sequence[str] = ()) -> TrainingRecipe:
 
 
 def decode(table: Table, *, place: str = "the recipe") -> TrainingRecipe:
-    """The recipe of a table. Raises `UsageError` with all errors at once."""
+    """Decode a recipe. Raises `UsageError` with all errors at once."""
     values: Table = {}
     wrong = list(_decoded(table, values))
     if not wrong:
@@ -64,7 +64,7 @@ def decode(table: Table, *, place: str = "the recipe") -> TrainingRecipe:
 
 
 def override_table(overrides: Sequence[str]) -> Table:
-    """`optim.lr=2e-4` and the like, as tables. Raises `UsageError`."""
+    """Parse `optim.lr=2e-4` and the like to tables. Raises `UsageError`."""
     table: Table = {}
     for word in overrides:
         path, equals, text = word.partition("=")
@@ -80,7 +80,7 @@ def override_table(overrides: Sequence[str]) -> Table:
 
 
 def _value(text: str) -> Any:
-    """As TOML reads it; what is no TOML is a text."""
+    """Parse a value as TOML; anything else is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -102,7 +102,7 @@ def _load(path: Path) -> Table:
 
 
 def _with_base(path: Path, table: Table) -> Table:
-    """The table on top of what it extends."""
+    """The table merged over the recipe that it extends."""
     base = table.pop("extends", None)
     if base is None:
         return table
@@ -128,18 +128,18 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     for section, *pair in rivals:
         given = above.get(section)
         if isinstance(given, dict) and isinstance(made.get(section), dict):
-            # Who says the one does not mean the other that stands below.
+            # A key excludes the other key of its pair in the base recipe.
             for mine, other in (pair, reversed(pair)):
                 if mine in given and other not in given:
                     made[section].pop(other, None)
     return made
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
 def _decoded(table: Table, values: Table) -> Iterator[str]:
-    """Put what is right into `values`; what is wrong, a sentence each."""
+    """Put the valid entries into `values`; yields a sentence for each error."""
     for name, given in table.items():
         if name == "method":
             if given in METHODS:
@@ -173,7 +173,7 @@ def _decoded_section(section: str, kind: type, given: Table, values: Table) -> I
 
 
 def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
-    """Contradictions in a recipe, a sentence each."""
+    """One sentence for each contradiction in a recipe."""
     model, data, batch, train = recipe.model, recipe.data, recipe.batch, recipe.train
     if model.config and recipe.method != "pretrain":
         yield f"model.config makes a model of random weights, which {recipe.method} cannot start from: give model.path"
@@ -249,7 +249,7 @@ def _one_of(section: str, **pair: float) -> Iterator[str]:
 
 
 def expected(hint: Any) -> str:
-    """Describe the values that are allowed there."""
+    """Describe the values that a type allows."""
     if typing.get_origin(hint) is typing.Annotated:
         kind, *metas = typing.get_args(hint)
         meta = next((meta for meta in metas if isinstance(meta, msgspec.Meta)), None)

@@ -1,4 +1,4 @@
-"""The records of a file, each with its place."""
+"""Reads the records of a file, each with its place."""
 
 import csv
 import gzip
@@ -65,7 +65,7 @@ def _record(place: str, line: str) -> tuple[str, Record]:
 
 
 def _list(path: str, lines: IO[str]) -> Iterator[tuple[str, Record]]:
-    """A list of objects; or objects, one a line, whatever the file is called."""
+    """The objects of a JSON list, or of JSON Lines, whatever the file's suffix."""
     text = lines.read()
     if not text.lstrip().startswith("["):
         yield from _json_lines(path, io.StringIO(text))

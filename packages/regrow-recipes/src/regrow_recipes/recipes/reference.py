@@ -1,6 +1,6 @@
-"""Logits before training, for preferences that train all weights: worked out once, and protected.
+"""Log-likelihoods before training, for preferences that train all weights: computed once, then protected.
 
-So no second model is held, and a newcomer gets these numbers from its peers as it gets the weights.
+So no second model is needed, and a newcomer receives these numbers from its peers together with the weights.
 """
 
 import math
@@ -15,11 +15,11 @@ from regrow_recipes.recipes.rows import Rows, batch_of
 
 
 class Reference(nn.Module):
-    """Log-likelihoods of both answers of each row, chosen and rejected: [rows, 2] in float32.
+    """Log-likelihoods of both answers of each row, the chosen and the rejected: [rows, 2] in float32.
 
     Args:
-        trained: number of rows that are trained on.
-        evaluated: number of those that are evaluated.
+        trained: number of training rows.
+        evaluated: number of evaluation rows.
         device: of this rank.
     """
 
@@ -34,12 +34,12 @@ class Reference(nn.Module):
 
 @torch.no_grad()
 def fill(found: torch.Tensor, losses: BatchLosses, model: nn.Module, rows: Rows) -> None:
-    """Write what the model says of these rows now. A collective: every rank goes through its part, as many as each."""
-    with unnoted():  # newcomers skip it: they get what it fills from their peers
+    """Fill in the model's log-likelihoods of these rows. A collective: each rank computes an equal part."""
+    with unnoted():  # newcomers skip it: they receive the result from their peers
         world, place = dist.get_world_size(), dist.get_rank()
         model.eval()
         for turn in range(math.ceil(len(rows) / world)):
-            # A row by itself, so that its numbers are the same bits in any world.
+            # One row at a time, so that its numbers have the same bits in a world of any size.
             at = turn * world + place
             pair = losses.likelihoods(model, batch_of([rows[at % len(rows)]]))
             if at < len(rows):

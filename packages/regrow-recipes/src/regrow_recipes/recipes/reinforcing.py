@@ -1,4 +1,4 @@
-"""Training by rewards: TRL's GRPO on regrow. What every worker of such a job runs, newcomers too."""
+"""Training by rewards: TRL's GRPO on regrow. Every worker of such a job runs this, newcomers too."""
 
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,14 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def train(run: Run) -> Session:
-    """Train by a recipe to its end; the session, with the final state."""
+    """Train a recipe to its end; returns the session with the final state."""
     recipe = run.recipe
     session = regrow.init(seed=recipe.train.seed)
     from regrow_recipes.adapters.trl import GRPOConfig, GRPOTrainer
 
     device = accelerators.choose(session.local_rank)
     model = bare(run, device, load=not session.newcomer)
-    # TRL loads the reference of `grpo.beta` from where the model says that it comes from.
+    # TRL loads the reference model of `grpo.beta` from the model's own path.
     model.config._name_or_path = recipe.model.path  # noqa: SLF001
     trainer = GRPOTrainer(
         model=model,
@@ -51,7 +51,7 @@ def train(run: Run) -> Session:
 
 
 def settings(run: Run, *, world: int, device: torch.device) -> dict[str, Any]:
-    """TRL's names for what a recipe says, in a world of this size."""
+    """TRL's arguments for a recipe, in a world of this size."""
     recipe, grpo, optim = run.recipe, run.recipe.grpo, run.recipe.optim
     return {
         "output_dir": recipe.output.dir,
@@ -85,10 +85,10 @@ def settings(run: Run, *, world: int, device: torch.device) -> dict[str, Any]:
 
 
 class _Lines(TrainerCallback):  # type: ignore[misc]
-    """A line for people each time the trainer logs, on rank 0."""
+    """Prints a progress line each time the trainer logs, on rank 0."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """Print the numbers that say how it goes."""
+        """Print the main figures of a log line."""
         kind = "eval_" if "eval_reward" in logs else ""
         if not state.is_world_process_zero or f"{kind}loss" not in logs:
             return
@@ -102,7 +102,7 @@ class _Lines(TrainerCallback):  # type: ignore[misc]
 
 @regrow.restartable
 def save(run: Run, model: torch.nn.Module, session: Session) -> None:
-    """Write the result; rank 0 has it."""
+    """Write the result on rank 0."""
     weights = gathered(run, model)
     if session.is_main:
         for folder in export(run, model, weights, Path(run.recipe.output.dir)):

@@ -1,4 +1,4 @@
-"""A recipe, a world and what is on disk, worked out: the run that every worker is told, and the account of it."""
+"""Resolves a recipe, a world and the files on disk to the run that every worker reads, and describes it."""
 
 import json
 from collections.abc import Iterator
@@ -41,12 +41,12 @@ class Resolved(msgspec.Struct, frozen=True):
 
     @property
     def preload(self) -> list[str]:
-        """Modules that the zygote imports, so that no replaced worker has to."""
+        """Modules that the zygote imports, so that a replaced worker need not."""
         return [*preloads(self.facts.family), *(["peft"] if self.run.recipe.adapts else [])]
 
 
 def check_installed(method: str = "") -> None:
-    """Raises `UsageError` where what recipes need, or those of a method, is not installed."""
+    """Raise `UsageError` if a package that recipes, or the recipes of a method, need is not installed."""
     for needed, extra in ((_NEEDED, "recipes"), (_NEEDED_BESIDE.get(method, ()), "trl")):
         missing = [name for name in needed if find_spec(name) is None]
         if missing:
@@ -54,10 +54,10 @@ def check_installed(method: str = "") -> None:
 
 
 def resolve(recipe: TrainingRecipe, world: PlanWorld) -> Resolved:
-    """Work everything out; no weights are read.
+    """Resolve a recipe; no weights are read.
 
     Raises:
-        UsageError: with all that is wrong, as far as it can be known.
+        UsageError: lists all errors that can be found before the start.
     """
     check_installed(recipe.method)
     generates = recipe.method == "grpo"
@@ -96,7 +96,7 @@ def resolve(recipe: TrainingRecipe, world: PlanWorld) -> Resolved:
 
 
 def write_run(resolved: Resolved) -> Path:
-    """Put the run where every worker of the job reads it, newcomers too."""
+    """Write the run to a file that every worker of the job reads, newcomers too."""
     path = Path(resolved.run.recipe.output.dir) / RUN_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(resolved.run)))
@@ -104,7 +104,7 @@ def write_run(resolved: Resolved) -> Path:
 
 
 def account(resolved: Resolved) -> Iterator[str]:
-    """Describe the model, the data, the plan and its cost: lines for people."""
+    """Describe the model, the data, the plan and its cost, in lines for people."""
     run, facts, planned, about = resolved.run, resolved.facts, resolved.plan, resolved.about
     recipe = run.recipe
     active = "" if facts.active == facts.parameters else f", {facts.active:,} ({short(facts.active)}) active"
@@ -146,19 +146,19 @@ def account(resolved: Resolved) -> Iterator[str]:
 
 
 def first_record(resolved: Resolved) -> str:
-    """The first record as the model sees it; one that is completed, as it is."""
+    """The first record as the model sees it; for a method that generates, the record itself."""
     if resolved.about.format == "prompt":
         return f"first record:\n{resolved.about.first}"
     return f"first record, with what counts in [[ ]]:\n{resolved.about.first}"
 
 
 def _completions(recipe: TrainingRecipe) -> int:
-    """Completions of a record in an epoch, each time that an update sees them; 1 where nothing is completed."""
+    """Completions of a record in an epoch, counted each time an update uses them; 1 if the method generates none."""
     return recipe.grpo.generations * recipe.grpo.iterations if recipe.method == "grpo" else 1
 
 
 def _usual_length(about: AboutRows, recipe: TrainingRecipe) -> int:
-    """Packed documents see only themselves: the FLOPs of attention go by how long they are."""
+    """Typical length of a document: in packed rows, it decides the FLOPs of attention."""
     return max(1, min(recipe.data.length, about.tokens // max(1, about.documents)))
 
 
@@ -185,7 +185,7 @@ def _check_tokenizer(recipe: TrainingRecipe) -> None:
 
 
 def _absolute(recipe: TrainingRecipe) -> TrainingRecipe:
-    """Workers may stand in another folder."""
+    """The recipe with absolute paths, since workers may have another working directory."""
 
     def whole(path: str) -> str:
         return str(Path(path).expanduser().absolute()) if path else ""

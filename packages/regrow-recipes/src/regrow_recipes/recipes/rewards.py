@@ -1,4 +1,4 @@
-"""Rewards of completions: a function of Python, or a command that reads JSON lines and prints numbers."""
+"""Rewards of completions: a Python function, or a command that reads JSON lines and prints numbers."""
 
 import ctypes
 import importlib
@@ -21,7 +21,7 @@ _NOT_OF_THE_RECORD = frozenset({"completion_ids", "trainer_state", "log_extra", 
 
 
 def reward_of(section: RewardSection) -> Reward:
-    """The reward that a recipe names, called as TRL calls one. Raises `UsageError` where there is none."""
+    """The reward that a recipe names, with TRL's call signature. Raises `UsageError` if there is none."""
     if section.command:
         return verifying(section.command, deadline=section.deadline)
     place, _, name = section.function.rpartition(":")
@@ -34,7 +34,7 @@ def reward_of(section: RewardSection) -> Reward:
 
 
 def check_there(section: RewardSection) -> None:
-    """Raise `UsageError` where the file or module of a reward is not there. Runs nothing of it."""
+    """Raise `UsageError` if the file or module of a reward does not exist. Runs no code of it."""
     place, colon, name = section.function.rpartition(":")
     if section.command:
         return
@@ -47,23 +47,23 @@ def check_there(section: RewardSection) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """True if workers, which look into the working folder too, find a module of this name."""
+    """True if workers, which also search the working directory, can import a module of this name."""
     here = PathFinder.find_spec(name, [str(Path.cwd()), *sys.path])
     return here is not None or importlib.util.find_spec(name) is not None
 
 
 def verifying(command: Sequence[str], *, deadline: float) -> Reward:
-    """A reward by a command, started once for all completions that a rank scores at a time.
+    """A reward by a command, which is started once for all completions that a rank scores at a time.
 
-    It reads an object a line: `prompt`, `completion` and the other keys of the record; and prints a number for each, in
-    the same order, or `null` where it has none.
+    The command reads one JSON object a line: `prompt`, `completion` and the other keys of the record. It prints a
+    number for each, in the same order, or `null` if it has none.
 
     Args:
         command: the program and its arguments.
-        deadline: seconds that it may take.
+        deadline: seconds that the command may take.
 
     Raises:
-        DataError: (when called) it takes longer, fails, or prints something else.
+        DataError: (when called) the command takes longer, fails, or prints something else.
     """
 
     def verifier(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
@@ -122,6 +122,6 @@ def _from_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"_reward_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"reward.function: {path} cannot be read as a module")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module

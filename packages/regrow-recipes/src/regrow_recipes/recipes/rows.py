@@ -1,4 +1,4 @@
-"""Rows of tokens for the steps: mapped, not read."""
+"""Rows of tokens for the steps, from memory-mapped files."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from torch.utils.data import Dataset
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """The rows of a folder that `preparing` made.
+    """The rows of a folder that `preparing` wrote.
 
     A row is a dict of int64 tensors of shape [length], or [2, length] for pairs: `input_ids`, `labels`,
-    `position_ids`; and numbers: `used`, how much of it is not padding, and `row`, which it is.
+    `position_ids`; and two numbers: `used`, its length without padding, and `row`, its index.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -30,7 +30,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 def batch_of(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Rows as one batch, as long as its longest: [rows, length], or [rows, 2, length] for pairs; `row` is [rows]."""
+    """Rows as one batch, as long as the longest: [rows, length], or [rows, 2, length] for pairs; `row` is [rows]."""
     longest = max(int(row["used"]) for row in rows)
     names = [name for name in rows[0] if name not in ("used", "row")]
     batch = {name: torch.stack([row[name][..., :longest] for row in rows]) for name in names}

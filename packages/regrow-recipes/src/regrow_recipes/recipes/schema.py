@@ -1,4 +1,4 @@
-"""Keys of a recipe, each with its range, its default and its meaning."""
+"""Keys of a recipe, each with its range, its default and its description."""
 
 from typing import Annotated, Any, Literal
 
@@ -182,16 +182,16 @@ class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A recipe with all that was worked out: what every worker of the job reads, newcomers too."""
+    """A recipe with all resolved values, which every worker of the job reads, newcomers too."""
 
     recipe: TrainingRecipe
     model_config: dict[str, Any]
     data: str
-    """Folder of the rows that were prepared."""
+    """Folder of the prepared rows."""
     eval_data: str
     steps: int
     microbatches: int
-    """Of a step; each is dealt out to the ranks of a replica."""
+    """Number in a step; each is split among the ranks of a replica."""
     micro: int
     shard: int
     recompute: bool

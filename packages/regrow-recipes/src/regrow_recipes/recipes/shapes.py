@@ -1,6 +1,6 @@
-"""Records as people have them, brought to the few shapes that are encoded. *Pure*.
+"""Converts records of common formats to the few that are encoded. *Pure*.
 
-A canonical record has one of these sets of keys: `text`; `messages`, with `tools` where there are any; `prompt` and
+A canonical record has one of these sets of keys: `text`; `messages`, with `tools` if there are any; `prompt` and
 `completion`; `chosen` and `rejected`, with or without `prompt`; `input_ids`, with or without `labels`.
 """
 
@@ -30,7 +30,7 @@ _ROLES: Final = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""Roles of the ShareGPT form, and their names in chat templates."""
+"""Roles of the ShareGPT format, and their names in chat templates."""
 _ALPACA: Final = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 )
@@ -41,7 +41,7 @@ _ALPACA_INPUT: Final = (
 
 
 def detect(record: Record) -> str:
-    """The format of a record, by its keys. Raises `DataError`."""
+    """The format of a record, from its keys. Raises `DataError`."""
     keys = record.keys()
     if {"chosen", "rejected"} <= keys:
         return "preference"
@@ -61,7 +61,7 @@ def detect(record: Record) -> str:
 
 
 def renamed(record: Record, columns: Mapping[str, str]) -> Record:
-    """The record with the names that its format asks for. `columns`: their names, by ours. Raises `DataError`."""
+    """The record with its format's key names. `columns`: the record's names, by the format's. Raises `DataError`."""
     if not columns:
         return record
     missing = [theirs for theirs in columns.values() if theirs not in record]
@@ -74,7 +74,7 @@ def renamed(record: Record, columns: Mapping[str, str]) -> Record:
 
 
 def canonical(record: Record, format: str, *, chats: bool) -> Record:
-    """A record of any format with the keys of a canonical one.
+    """Convert a record of any format to a canonical one.
 
     Args:
         record: of a file.
@@ -82,7 +82,7 @@ def canonical(record: Record, format: str, *, chats: bool) -> Record:
         chats: whether the tokenizer has a chat template.
 
     Raises:
-        DataError: a key is missing, or holds something else than its format says.
+        DataError: a key is missing, or its value does not match the format.
     """
     match format:
         case "messages":
@@ -114,7 +114,7 @@ def text(record: Record, key: str) -> str:
 
 
 def messages(record: Record, key: str) -> list[Message]:
-    """The messages under a key, their content one text each. Raises `DataError`."""
+    """The messages under a key; each content is one text. Raises `DataError`."""
     value = _value(record, key)
     if (
         not isinstance(value, Sequence)
@@ -126,7 +126,7 @@ def messages(record: Record, key: str) -> list[Message]:
 
 
 def counts(message: Message) -> bool:
-    """True if an answer is to be learnt: `weight` 0 (OpenAI) and `train` or `training` false (axolotl) say no."""
+    """True if an answer is trained on. `weight` 0 (OpenAI) and `train` or `training` false (axolotl) exclude it."""
     return bool(message.get("weight", 1)) and bool(message.get("train", message.get("training", True)))
 
 
@@ -140,7 +140,7 @@ def _value(record: Record, key: str) -> Any:
 
 
 def _message(given: Mapping[str, Any], at: int) -> Message:
-    # Tables (Parquet, Arrow) have a value for each key of any message.
+    # Tables (Parquet, Arrow) give each message the keys of all messages.
     message = {name: value for name, value in given.items() if value is not None}
     weight = message.get("weight", 1)
     if weight not in (0, 1):
@@ -175,7 +175,7 @@ def _content(given: Mapping[str, Any], message: Message, at: int) -> str:
 
 
 def _call(call: Any) -> Any:
-    """A tool call with its arguments as an object: templates write it as JSON once, not twice."""
+    """A tool call with its arguments as an object, since templates encode them as JSON themselves."""
     if not isinstance(call, Mapping):
         return call
     function = call.get("function")
@@ -261,7 +261,7 @@ def _tokens(record: Record) -> Record:
     mask = _whole_numbers(record, "attention_mask") if record.get("attention_mask") is not None else [1] * len(tokens)
     if not len(tokens) == len(labels) == len(mask):
         raise DataError(f"it has {len(tokens)} input_ids, {len(labels)} labels and an attention_mask of {len(mask)}")
-    kept = [at for at, seen in enumerate(mask) if seen]  # padding
+    kept = [at for at, seen in enumerate(mask) if seen]  # without padding
     for at in kept:
         if labels[at] not in (-100, tokens[at]):
             raise DataError(

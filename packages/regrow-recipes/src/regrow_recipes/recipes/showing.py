@@ -1,4 +1,4 @@
-"""Recipes shown to people: every key with its default, range and meaning, and files to be edited. *Pure*."""
+"""Prints recipes: every key with its default, range and description, and files to edit. *Pure*."""
 
 import json
 import typing
@@ -12,7 +12,7 @@ from regrow_recipes.recipes.reading import METHODS, SECTIONS, expected, method_t
 
 
 def lines(method: str) -> Iterator[str]:
-    """All keys, a line each."""
+    """All keys, one a line."""
     values = method_values(_known(method))
     yield method_text(method).splitlines()[0]
     for section, kind in SECTIONS.items():
@@ -26,7 +26,7 @@ def lines(method: str) -> Iterator[str]:
 
 
 def template(method: str) -> str:
-    """A file that extends a method, with what must be filled in."""
+    """A recipe file that extends a method, with the values to fill in."""
     first = method_text(_known(method)).splitlines()[0]
     needs = '[model]\npath = ""  # folder of the model\n\n[data]\ntrain = []  # files\n\n[output]\ndir = ""\n'
     return f'{first}\n# `regrow recipes show {method}` lists all keys.\nextends = "{method}"\n\n{needs}'

@@ -1,4 +1,4 @@
-"""The one loop of all recipes, which every worker of the job runs, newcomers too."""
+"""The training loop of the recipes, which every worker of the job runs, newcomers too."""
 
 import math
 import sys
@@ -26,11 +26,11 @@ from regrow_recipes.recipes.rows import Rows, batch_of
 from regrow_recipes.recipes.schema import OptimSection, Run
 
 _FLOOR = 0.1
-"""A cosine falls to this share of the highest learning rate."""
+"""Final share of the peak learning rate in a cosine schedule."""
 
 
 def train(run: Run) -> Session:
-    """Train by a recipe to its end; returns the session with the final state."""
+    """Train a recipe to its end; returns the session with the final state."""
     recipe = run.recipe
     session = regrow.init(seed=recipe.train.seed, invariant=recipe.elastic.invariant)
     device = _device(session)
@@ -63,7 +63,7 @@ def train(run: Run) -> Session:
 
 
 def rate(step: int, *, optim: OptimSection, steps: int) -> float:
-    """The learning rate of a step, as a share of the highest one."""
+    """The learning rate of a step, as a share of the peak."""
     warmup = round(optim.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -98,7 +98,7 @@ class _Work:
         )
 
     def _said_before(self) -> Reference:
-        """Run the model on all pairs before it is trained; a newcomer gets the result from its peers."""
+        """Run the model on all pairs before training; a newcomer receives the result from its peers."""
         rows = Rows(self.run.data)
         made = Reference(len(rows), len(self.eval_rows or ()), self.device)
         if not self.session.newcomer:
@@ -109,31 +109,31 @@ class _Work:
 
     @property
     def besides(self) -> list[nn.Module]:
-        """Modules to protect besides the model."""
+        """Modules to protect in addition to the model."""
         return [] if self._reference is None else [self._reference]
 
     def loss(self, batch: Batch, *, evaluated: bool = False) -> tuple[torch.Tensor, int]:
-        """Of a batch of the rows that are trained on, or of those that are evaluated; and over how much."""
+        """The loss of a batch of training rows, or of evaluation rows, and its number of elements."""
         known = self._reference
         before = None if known is None else known.evaluated if evaluated else known.trained
         return self._losses(self.model, batch, before)
 
     def report(self, number: int, numbers: dict[str, float], optimizer: torch.optim.Optimizer) -> None:
-        """Print the line of a step, on rank 0 alone."""
+        """Print the line of a step, on rank 0 only."""
         lr = optimizer.param_groups[0]["lr"]
         line = self._progress.line(number, numbers, lr=lr, world=self.session.world_size)
         if line and self.session.is_main:
             say(line)
 
     def report_evaluated(self, number: int, loss: float) -> None:
-        """Print the line of an evaluation once, however often it was run."""
+        """Print the line of an evaluation once, even if the evaluation was run again."""
         if self.session.is_main:
             say(f"after step {number + 1}: eval loss {loss:.4g}")
 
 
 @regrow.restartable
 def evaluate(work: _Work) -> float:
-    """The mean loss over the evaluation rows, of which every rank takes an equal part."""
+    """The mean loss over the evaluation rows, divided equally among the ranks."""
     rows, session = work.eval_rows, work.session
     if rows is None:
         return math.nan
@@ -158,7 +158,7 @@ def evaluate(work: _Work) -> float:
 
 @regrow.restartable
 def save(work: _Work) -> None:
-    """Write the result; rank 0 has gathered it."""
+    """Write the result that rank 0 has gathered."""
     weights = gathered(work.run, work.model)
     if work.session.is_main:
         for folder in export(work.run, work.model, weights, Path(work.run.recipe.output.dir)):
@@ -166,7 +166,7 @@ def save(work: _Work) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -188,7 +188,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _groups(model: nn.Module, decay: float) -> Iterable[dict[str, Any]]:
-    """Split parameters for weight decay: matrices decay, vectors do not."""
+    """Parameter groups for weight decay: matrices decay, vectors do not."""
     trained = _trained(model)
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""Memory of a Lightning trainer from one step to the next, as protected state: equal on all ranks."""
+"""State of a Lightning trainer from one step to the next, as protected state: equal on all ranks."""
 
 import json
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from regrow_recipes.adapters.fitting.callback_calls import stateful
 
 @dataclass
 class Logged:
-    """A number that `training_step` logs: in the last step, and in this epoch.
+    """A value that `training_step` logs: in the last step, and over this epoch.
 
     Attributes:
         last: the mean over the global batch.
-        total: the sum over the epoch's steps, each by its weight.
+        total: the weighted sum over the epoch's steps.
         weight: samples of these steps.
     """
 
@@ -28,10 +28,10 @@ class Logged:
 
 
 class FitBook:
-    """A fit's progress with `state_dict`: its loops', its metrics', its callbacks'.
+    """A fit's progress with `state_dict`: of its loops, its metrics and its callbacks.
 
     Args:
-        trainer: whose.
+        trainer: the Lightning trainer.
         base: the class of its callbacks.
     """
 
@@ -41,7 +41,7 @@ class FitBook:
         self.logged: dict[str, Logged] = {}
 
     def stepped(self, numbers: Mapping[str, float], weight: float) -> None:
-        """An update was made; these were logged in it."""
+        """Record an update, and the values logged in it."""
         for key, value in numbers.items():
             kept = self.logged.setdefault(key, Logged())
             kept.last = value
@@ -49,19 +49,19 @@ class FitBook:
             kept.weight += weight
 
     def publish(self) -> None:
-        """Lightning's own collection has these numbers, and no others of this rank alone."""
+        """Put these values into Lightning's collection, in place of this rank's own."""
         private_names.forget_logged(self._trainer)
         for key, kept in self.logged.items():
             private_names.put_logged(self._trainer, key, last=kept.last, total=kept.total, weight=kept.weight)
 
     def epoch_ended(self) -> None:
-        """Sums begin anew."""
+        """Start new sums."""
         self.logged = {}
 
     # --- as protected state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """One text: what is in it changes from step to step, and metrics come later than the first step."""
+        """One text, since its content changes from step to step, and metrics may appear after the first step."""
         recorded = {
             "numbers": private_names.fit_numbers(self._trainer),
             "should_stop": self._trainer.should_stop,
@@ -74,7 +74,7 @@ class FitBook:
         return {"text": json.dumps(recorded, default=_encoded, sort_keys=True)}
 
     def load_state_dict(self, received: Mapping[str, Any]) -> None:
-        """Take over what another rank, or this one earlier, has recorded."""
+        """Restore the state of another rank, or an earlier one of this rank."""
         numbers = json.loads(received["text"], object_hook=_decoded)
         private_names.put_fit_numbers(self._trainer, numbers["numbers"])
         self._trainer.should_stop = numbers["should_stop"]
@@ -82,7 +82,7 @@ class FitBook:
         for key, kept in numbers["callbacks"].items():
             callback = self._callbacks[key]
             if "dirpath" in kept["state"]:
-                callback.dirpath = kept["state"]["dirpath"]  # else a ModelCheckpoint takes over nothing
+                callback.dirpath = kept["state"]["dirpath"]  # else a ModelCheckpoint restores nothing
             callback.load_state_dict(kept["state"])
             vars(callback).update(kept["saved"])
 

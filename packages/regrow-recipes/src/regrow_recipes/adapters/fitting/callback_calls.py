@@ -1,4 +1,4 @@
-"""Callbacks of a Lightning trainer hear of each step once in a process, though what follows it may run again."""
+"""Calls the callbacks of a Lightning trainer once a step in a process, though the work after a step may run again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from regrow_recipes.adapters.once import OnceAStep
 
 _ALWAYS = frozenset({"on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"})
-"""These work on gradients, in a body that may run again."""
+"""These change gradients, in a body that may run again."""
 
 
 class CallbackCalls(OnceAStep[None]):
-    """Stands before the hooks of callbacks that keep no state.
+    """Wraps the hooks of callbacks that keep no state.
 
-    Those that have a `state_dict` are called each time: their state is protected and was put back. All others may
+    Callbacks with a `state_dict` are called each time, since their state is protected and restored. All others may
     write to a file or a screen.
 
     Args:
         callbacks: of the trainer.
-        base: the class that all are of; whose hooks do nothing.
+        base: the base class of all callbacks, whose hooks do nothing.
     """
 
     def __init__(self, callbacks: list[Any], base: type) -> None:
@@ -45,5 +45,5 @@ class CallbackCalls(OnceAStep[None]):
 
 
 def stateful(callback: Any, base: type) -> bool:
-    """True if a callback has a state of its own in `state_dict`."""
+    """True if a callback has state in `state_dict`."""
     return type(callback).state_dict is not base.state_dict  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A Lightning fit whose updates are steps of regrow: the mixin that stands before its fit loop's own `run`."""
+"""The mixin that makes the updates of a Lightning fit steps of regrow, and replaces its fit loop's `run`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Behind:
-    """Base class that the mixin expects, for the types alone."""
+    """Base class that the mixin expects, for type checking only."""
 
     if TYPE_CHECKING:
         trainer: Any
@@ -39,9 +39,9 @@ class _Behind:
 
 
 class EpochsOfSteps(_Behind):
-    """A fit loop that goes through all epochs in one `session.steps`. Lightning's own runs its hooks.
+    """A fit loop that runs all epochs in one `session.steps`. Lightning's own loop runs its hooks.
 
-    The closure, which Lightning has the optimizer call, is run before: an update begins where nothing waits any more.
+    The closure, which Lightning has the optimizer call, runs before the update, which must not wait for anything.
     """
 
     _schedule: Schedule
@@ -51,7 +51,7 @@ class EpochsOfSteps(_Behind):
     _closing: "list[tuple[Any, Any]]"
     """Results of `training_step` for the batches of the last step that this process completed, and each batch.
 
-    A rank whose step was cut short, and which takes over its peers' state after it, has those of the step before.
+    A rank whose step was interrupted, and which then restores its peers' state, has those of the step before.
     """
 
     @property
@@ -62,7 +62,7 @@ class EpochsOfSteps(_Behind):
     # --- the training -------------------------------------------------------------------------------------------
 
     def setup_data(self) -> None:
-        """The loader as the script made it: regrow deals out its samples."""
+        """Use the loader as the script made it, since regrow divides its samples."""
         trainer = self.trainer
         if hasattr(self, "_loader"):
             return
@@ -93,7 +93,7 @@ class EpochsOfSteps(_Behind):
         trainer.val_check_batch = -(-batches // per_update) * per_update
 
     def run(self) -> None:
-        """Train to the end, through faults."""
+        """Train to the end, and continue after faults."""
         self.setup_data()
         if self.skip:
             return
@@ -101,7 +101,7 @@ class EpochsOfSteps(_Behind):
         self._protect()
         self.reset()
         self.on_run_start()
-        if not self._session.newcomer:  # it comes into an epoch that has begun
+        if not self._session.newcomer:  # it joins an epoch that has begun
             self.on_advance_start()
         epochs.reset()
         self._session.keep_world("Lightning counts batches of each rank")
@@ -137,7 +137,7 @@ class EpochsOfSteps(_Behind):
         self._session.protect(trainer.strategy.model, *trainer.strategy.optimizers, fit=self._book, **schedulers)
 
     def set_place(self) -> None:
-        """Lightning knows where this process stands now."""
+        """Set this process's present rank in Lightning."""
         trainer, session = self.trainer, self._session
         if session.world_size > 1:
             trainer.strategy.set_world_ranks()
@@ -170,7 +170,7 @@ class EpochsOfSteps(_Behind):
         self._closing = closing
 
     def _forward_backward(self, micro: "MicroBatch", *, first: bool) -> tuple[Any, torch.Tensor, dict[str, str]]:
-        """One batch: what `training_step` gave with it, its loss, and by name where Lightning keeps what was logged."""
+        """Run one batch: `training_step`'s result, its loss, and the names of the logged values in Lightning."""
         trainer, progress = self.trainer, self.epoch_loop.batch_progress
         batch = private_names.on_device(trainer, micro.batch)
         progress.increment_ready()
@@ -216,7 +216,7 @@ class EpochsOfSteps(_Behind):
     # --- between two steps --------------------------------------------------------------------------------------
 
     def follow_up(self, number: int) -> None:
-        """Do the work after an update: callbacks, the log, validation, an epoch's end. Runs again, from one state."""
+        """Run the work after an update: callbacks, the log, validation, an epoch's end. Repeatable from one state."""
         trainer, epochs, calls = self.trainer, self.epoch_loop, self._callback_calls
         self.set_place()
         trainer.training = True

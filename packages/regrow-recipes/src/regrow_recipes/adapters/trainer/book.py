@@ -1,4 +1,4 @@
-"""Memory of a `Trainer` from one step to the next, as protected state: equal on all ranks."""
+"""State of a `Trainer` from one step to the next, as protected state: equal on all ranks."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _FIELDS = (
     "best_model_checkpoint",
 )
 _OWN_TIME = ("_runtime", "_per_second", "_preparation_time", "step_time")
-"""Endings of numbers that each rank measures for itself."""
+"""Suffixes of figures that each rank measures itself."""
 
 Entry = dict[str, Any]
 """A line of the log history."""
@@ -27,27 +27,27 @@ Entry = dict[str, Any]
 
 @dataclass
 class Sums:
-    """Numbers of the steps since the last log line, and of the last step."""
+    """Sums over the steps since the last log line, and figures of the last step."""
 
     loss: float = 0.0
     """The sum of the steps' mean losses since the last line."""
     all_losses: float = 0.0
-    """The same before that."""
+    """The same before the last line."""
     logged_at: int = 0
     grad_norm: float | None = None
     learning_rate: float | None = None
     flos: int = 0
-    """Since the last line, on all ranks."""
+    """FLOPs since the last line, on all ranks."""
 
 
 class Book:
-    """A trainer's progress with `state_dict`: its state, its control, its callbacks' and its sums.
+    """A trainer's progress with `state_dict`: its state, its control, its callbacks' state and its sums.
 
-    Who is the main process is not in it: each rank knows that of itself. Neither is what a clock says.
+    It excludes the main process's identity, which each rank knows itself, and times from a clock.
 
     Args:
-        trainer: whose.
-        stateful: the kind of callbacks that have a state to be kept.
+        trainer: the trainer.
+        stateful: the class of callbacks whose state is kept.
         rollouts: of a trainer that generates.
     """
 
@@ -57,13 +57,13 @@ class Book:
         self._text: tuple[int, int, str] | None = None
 
     def stepped(self, loss: float | None, *, epoch: float, grad_norm: float | None, rate: float, flos: int) -> None:
-        """An update was made.
+        """Record an update.
 
         Args:
-            loss: the mean over the global batch; None in a rehearsal, which counts for nothing.
-            epoch: where it ends, in epochs.
+            loss: the mean over the global batch; None in a rehearsal, which is not counted.
+            epoch: position at its end, in epochs.
             grad_norm: before clipping.
-            rate: the learning rate that it was made with.
+            rate: its learning rate.
             flos: of all ranks.
         """
         state, sums = self._trainer.state, self.sums
@@ -77,7 +77,7 @@ class Book:
         state.epoch = epoch
 
     def take_loss(self) -> float:
-        """The mean loss of the steps since the last line; the next line begins."""
+        """The mean loss of the steps since the last line; starts a new sum."""
         sums, step = self.sums, int(self._trainer.state.global_step)
         mean = sums.loss / (step - sums.logged_at)
         sums.all_losses += sums.loss
@@ -103,7 +103,7 @@ class Book:
         }
 
     def load_state_dict(self, received: Mapping[str, Any]) -> None:
-        """Take over what another rank, or this one earlier, has recorded."""
+        """Restore the state of another rank, or an earlier one of this rank."""
         trainer = self._trainer
         self.sums = Sums(**received["sums"])
         for name, value in received["state"].items():
@@ -131,11 +131,11 @@ class Book:
 
 
 def shared(line: Entry) -> Entry:
-    """Part of a line that is the same on all ranks."""
+    """The entries of a line that are equal on all ranks."""
     return {name: value for name, value in line.items() if not name.endswith(_OWN_TIME)}
 
 
 def merged(known: list[Entry], received: list[Entry]) -> list[Entry]:
-    """The received lines, with this rank's own times where it has the same."""
+    """The received lines, with this rank's own times in lines that it also has."""
     mine = [*known, *[None] * len(received)]
     return [own if own is not None and shared(own) == line else line for own, line in zip(mine, received, strict=False)]

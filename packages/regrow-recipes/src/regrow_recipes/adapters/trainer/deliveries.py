@@ -1,4 +1,4 @@
-"""Callbacks of a trainer hear of each step once in a process, though what follows a step may run several times."""
+"""Calls a trainer's callbacks once a step in a process, though the work after a step may run several times."""
 
 import copy
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from regrow_recipes.adapters.once import OnceAStep
 
 _EACH_TIME = frozenset({"on_prediction_step"})
-"""Events too many to be remembered, of which nobody keeps count."""
+"""Events that are too many to record, and that no callback counts."""
 
 
 class _Delivered(NamedTuple):
@@ -17,14 +17,14 @@ class _Delivered(NamedTuple):
 
 
 class Deliveries(OnceAStep[_Delivered]):
-    """Stands in the place of a handler's `call_event`.
+    """Replaces a handler's `call_event`.
 
     Callbacks that have a state of their own (`ExportableState`), and the one that decides when to log, evaluate and
-    save, are called each time: their state is protected and was put back. All others may write to a file or a screen.
+    save, are called each time: their state is protected and restored. All others may write to a file or a screen.
 
     Args:
         handler: the trainer's `CallbackHandler`.
-        each_time: kinds of callbacks that are called each time.
+        each_time: classes of callbacks that are called each time.
     """
 
     def __init__(self, handler: Any, *, each_time: tuple[type, ...]) -> None:

@@ -11,14 +11,14 @@ from regrow.train.session import Session
 
 
 def joined(seed: int, *, changes_classes: bool = False) -> Session:
-    """This process's session, made now where there is none.
+    """This process's session; it is made if there is none.
 
     Args:
-        seed: of the session that is made.
-        changes_classes: the caller gives objects of a framework other classes.
+        seed: of a new session.
+        changes_classes: true if the caller changes the classes of a framework's objects.
 
     Raises:
-        UsageError: `torch.distributed` was initialized by somebody else, or classes may not be changed.
+        UsageError: `torch.distributed` is already initialized, or classes may not be changed.
     """
     env = WorkerEnv.read() if changes_classes else None
     if env is not None and not env.spec.rewrites:
@@ -36,10 +36,10 @@ def joined(seed: int, *, changes_classes: bool = False) -> Session:
 
 
 def joining(arguments: Any) -> Any:
-    """A kind of `TrainingArguments` that takes part in the job before accelerate looks for one; else the same.
+    """A subclass of a `TrainingArguments` class that joins the job before accelerate initializes the process group.
 
     Args:
-        arguments: the framework's own.
+        arguments: the framework's class.
     """
 
     def join_first(self: Any) -> None:
@@ -47,7 +47,7 @@ def joining(arguments: Any) -> Any:
         arguments.__post_init__(self)
 
     def reduce(self: Any, _: Any) -> Any:
-        # A checkpoint's training_args.bin is to be read where there is no regrow.
+        # A checkpoint's training_args.bin must be readable without regrow.
         return object.__new__, (arguments,), vars(self)
 
     made = type(arguments.__name__, (arguments,), {"__post_init__": join_first, "__reduce_ex__": reduce})

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from regrow.train.step import Step
 
 _WORD = 32
-"""Bits of each of the two whole numbers in which a step's FLOPs are added up: floats would round."""
+"""Bits of each of the two integers that sum a step's FLOPs, since floats would round."""
 
 
 class _Behind:
-    """Base class that the mixin expects, for the types alone: a `Trainer` of any version."""
+    """Base class that the mixin expects, for type checking only: a `Trainer` of any version."""
 
     if TYPE_CHECKING:
 
@@ -42,17 +42,17 @@ class _Behind:
 
 
 class Recoverable(_Behind):
-    """Put before `Trainer`, or a subclass of it, in a class's bases: its training goes on through faults.
+    """Mixin before `Trainer`, or a subclass of it, in a class's bases: its training survives faults.
 
-    A step is one update: forward, backward, clipping, optimizer and scheduler. Logging, evaluation and saving stand
-    between two steps and run again where a fault ends them. The order of samples is regrow's own, by the seed.
+    A step is one update: forward, backward, clipping, optimizer and scheduler. Logging, evaluation and saving run
+    between two steps, and again if a fault interrupts them. regrow determines the order of samples from the seed.
 
     Args:
-        microbatches: of how many batches of `per_device_train_batch_size` an update consists, in any world; without it
-            `gradient_accumulation_steps` times the ranks that the job starts with, and the world keeps its size.
+        microbatches: number of batches of `per_device_train_batch_size` in an update, for any world; by default,
+                `gradient_accumulation_steps` times the initial number of ranks, and the world size is fixed.
 
     Raises:
-        UsageError: `torch.distributed` is in other hands, or an argument means something that a step cannot have.
+        UsageError: `torch.distributed` is already initialized, or an argument asks for something that a step cannot do.
     """
 
     session: "Session"
@@ -66,19 +66,19 @@ class Recoverable(_Behind):
         super().__init__(*args, **kwargs)
         self._microbatches = microbatches
         if self.session.invariant:
-            torch.set_num_threads(1)  # accelerate sets another number where OMP_NUM_THREADS is unset
+            torch.set_num_threads(1)  # accelerate sets another number if OMP_NUM_THREADS is unset
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Samples of an update."""
         return int(self._train_batch_size * self._schedule.microbatches)
 
     def store_flos(self) -> None:
-        """The state counts what was counted since; the sum over the ranks was made in the steps."""
+        """Add the counted FLOPs to the state; the steps have already summed them over the ranks."""
         self.state.total_flos += self._book.sums.flos
         self._book.sums.flos = 0
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's. Behind the training too all ranks run it again where one dies in it."""
+        """As the Trainer's. After the training too, all ranks run it again if one dies during it."""
         return _apart(super().evaluate, *args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ class Recoverable(_Behind):
                 break
 
     def _keeps_world(self) -> str:
-        """Why the world cannot change its size; empty: it can."""
+        """Reason why the world size is fixed; empty: it is not."""
         if private_names.gathered_numbers(self) or self.args.include_num_input_tokens_seen != "no":
             return "this Trainer gathers numbers of all ranks in each micro-batch, and ranks may have different ones"
         if not self._microbatches:
@@ -164,15 +164,15 @@ class Recoverable(_Behind):
         self.session.protect(model, optimizer, **named)
 
     def _plain_loader(self) -> Any:
-        """The loader of all samples, which knows nothing of ranks: regrow deals them out."""
+        """The loader of all samples, not bound to a rank, since regrow divides them."""
         with private_names.unprepared(self.accelerator):
             loader = self.get_train_dataloader()
         if isinstance(loader, torch.utils.data.DataLoader):
-            loader.worker_init_fn = None  # seeds by the rank; regrow seeds by the sample
+            loader.worker_init_fn = None  # it seeds by rank; regrow seeds by sample
         return loader
 
     def _prompts(self, loader: Any) -> Prompts:
-        """The loader's prompts in TRL's own order, by which a group's completions meet."""
+        """The loader's prompts in TRL's own order, which keeps a group's completions together."""
         private_trl.refuse_rollouts(self)
         if self._microbatches:
             raise UsageError(
@@ -232,12 +232,12 @@ class Recoverable(_Behind):
             )
 
     def _forward_backward(self, micro: "MicroBatch", model: Any) -> int:
-        """`training_step`, whose backward is the micro-batch's; its FLOPs."""
+        """Run `training_step` with the micro-batch's backward pass; returns its FLOPs."""
         inputs = micro.batch if self._rollouts is not None else _named(self, micro.batch)
         private_names.reduce_gradients(self.accelerator, micro.last)
         with self._by_itself():
             items = self._get_num_items_in_batch([inputs], self.args.device)
-            # Losses of completions are scaled for the generation as a whole already.
+            # Losses of completions are already scaled for the whole generation.
             weight = 1 if self._rollouts is not None else None if items is None else int(items)
 
             def backward(loss: torch.Tensor, **_: Any) -> None:
@@ -255,7 +255,7 @@ class Recoverable(_Behind):
 
     @contextmanager
     def _by_itself(self) -> Iterator[None]:
-        """Within this, a batch's loss is the mean over its own tokens: weights make it the global batch's."""
+        """Make a batch's loss the mean over its own tokens; weights then give the global batch's."""
         across, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
             yield
@@ -278,7 +278,7 @@ class Recoverable(_Behind):
     # --- between two steps --------------------------------------------------------------------------------------
 
     def _follow_up(self, number: int) -> None:
-        """Do the work after an update: callbacks, the log, evaluation, saving. Runs again, from the same state."""
+        """Run the work after an update: callbacks, the log, evaluation, saving. Repeatable from the same state."""
         private_names.leave_loaders(self.accelerator)
         self._set_place()
         args, handler, plan = self.args, self.callback_handler, self._schedule
@@ -317,7 +317,7 @@ class Recoverable(_Behind):
 
 
 def _named(trainer: Any, batch: Any) -> dict[str, Any]:
-    """A batch as the inputs of a model by name, in a dictionary of its own."""
+    """A batch as a new dictionary of the model's inputs."""
     if not isinstance(batch, Mapping):
         raise UsageError(
             f"{type(trainer).__name__} has no training that goes on through faults: its batches are no inputs of the "
@@ -355,7 +355,7 @@ def _refuse(trainer: Any, resume_from_checkpoint: object, trial: object) -> None
 
 @functools.cache
 def recoverable(trainer: Any) -> Any:
-    """A `Trainer`, or a subclass of it, whose training goes on through faults; else the same."""
+    """A subclass of the trainer class that survives faults; a class that already does is returned unchanged."""
     if issubclass(trainer, Recoverable):
         return trainer
     made = type(trainer.__name__, (Recoverable, trainer), {"__module__": trainer.__module__})

@@ -1,4 +1,4 @@
-"""Prompts of a trainer that generates in its step, in TRL's order: those of a group go to neighbouring ranks."""
+"""Prompts of a generating trainer, in TRL's order: those of a group go to neighbouring ranks."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from regrow.core.errors import UsageError
 class Prompts:
     """Batches of prompts by step and micro-batch, for `session.steps(microbatches=...)`.
 
-    A step has `accumulated` micro-batches of each rank, one rank's after the other's. Micro-batch j of rank r of step n
-    has the batch that the stock trainer gives rank r for its forward number n * accumulated + j.
+    A step has `accumulated` micro-batches of each rank, ordered by rank. Micro-batch j of rank r of step n has the
+    batch that the stock trainer gives rank r for its forward pass number n * accumulated + j.
 
     Args:
-        loader: the trainer's own `DataLoader` over all prompts, which knows nothing of ranks.
-        accumulated: forwards of a rank in an update.
+        loader: the trainer's own `DataLoader` over all prompts, not bound to a rank.
+        accumulated: forward passes of a rank in an update.
         world: number of ranks.
 
     Raises:
@@ -22,7 +22,7 @@ class Prompts:
     """
 
     shares_overlap = True
-    """A prompt's group may span ranks, which then read the same: a session does not warn of that."""
+    """A prompt's group may span ranks, which then read the same prompt, so the session does not warn about it."""
 
     def __init__(self, loader: Any, *, accumulated: int, world: int) -> None:
         self._loader, self._accumulated, self._world = loader, accumulated, world
@@ -49,7 +49,7 @@ class Prompts:
         self._epoch, self._order = -1, list[int]()
 
     def __call__(self, step: int, share: int) -> list[Any]:
-        """The batch of micro-batch `share` of a step: rows of the data set, each as often as it is completed."""
+        """The batch of micro-batch `share` of a step: rows of the data set, each repeated for its completions."""
         rank, at = divmod(share, self._accumulated)
         epoch, forward = divmod(step * self._accumulated + at, self._forwards)
         size = self._loader.batch_size

@@ -1,4 +1,4 @@
-"""Completions of a trainer that generates in its step, as protected state (decision 0111)."""
+"""Completions of a generating trainer, as protected state (decision 0111)."""
 
 import functools
 import importlib
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 _PLAIN = "plain"
 _Parts = dict[str, list[torch.Tensor]]
-"""Bytes as tensors, by the digest of all: what is put back is never written over others that a moment may refer to."""
+"""Bytes as tensors, by digest of the whole: restoring never overwrites a tensor that a snapshot may refer to."""
 _LARGE_BYTES = 256 << 20
 _log = logging.getLogger("regrow")
 
 
 class Rollouts:
-    """All that a generation leaves behind for later steps: completions of all ranks, counters, logged texts.
+    """State of a generation that later steps need: completions of all ranks, counters, logged texts.
 
-    Completions are a rank's own, so no replica could give them to who takes its place: where they outlive the step that
-    made them, ranks exchange them in that step, and each keeps all.
+    Completions differ between ranks, so no replica could restore them: if they outlive the step that made them, ranks
+    exchange them in that step, and each keeps all.
 
     Args:
-        trainer: whose.
+        trainer: the trainer.
         session: of this process.
     """
 
@@ -45,14 +45,14 @@ class Rollouts:
         self._outlive = self._accumulated % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
         self._judges = private_trl.Judge.all_of(trainer)
         self._left: list[list[str]] = []
-        """Of a state that was just received, the containers of each reward that are not in it."""
+        """For each reward, the containers missing from the state that was just received."""
         self._kept: _Parts = {}
         self._stale = False
         self._known: Completions | None = None
         self._text: tuple[list[object], _Parts] = [], {}
 
     def begin(self, *, rehearsal: bool = False) -> None:
-        """A body begins: the trainer has this rank's completions of an earlier step, if there are any."""
+        """Start a body: give the trainer this rank's completions of an earlier step, if there are any."""
         if self._stale:
             found = None
             for parts in self._kept.values():
@@ -63,7 +63,7 @@ class Rollouts:
         self.enter("step", self._trainer.state.global_step, rehearsal=rehearsal)
 
     def enter(self, place: str, number: int, *, rehearsal: bool = False) -> None:
-        """The body of a step begins, or the time after it, which may not be for the first time."""
+        """Enter the body of a step, or the time after it, possibly again."""
         lefts = self._left if self._left and not rehearsal else [[] for _ in self._judges]
         for judge, left in zip(self._judges, lefts, strict=True):
             if lost := judge.enter(place, number, left=left, rehearsal=rehearsal):
@@ -71,7 +71,7 @@ class Rollouts:
         self._left = self._left if rehearsal else []
 
     def share(self, forwards: int) -> None:
-        """The forwards of a step are done, `forwards` of this rank: exchange what the next steps need. A collective."""
+        """Exchange the state that the next steps need, after this rank's `forwards` forward passes. A collective."""
         private_trl.sum_times(self._trainer, forwards)
         made = private_trl.completions(self._trainer)
         if made is None or made is self._known or not self._outlive:
@@ -82,9 +82,9 @@ class Rollouts:
             _tell_size(size >> 20)
 
     def state_dict(self) -> dict[str, Any]:
-        """Values that are the same on all ranks: completions by rank, and texts as one.
+        """Values equal on all ranks: completions by rank, and texts as one.
 
-        What is large is tensors of uint8, which travel piece by piece; plain values would all be in one message.
+        Large values are uint8 tensors, which are sent in pieces; plain values would all be in one message.
         """
         own = {
             "completions": {digest: list(parts) for digest, parts in self._kept.items()},
@@ -95,7 +95,7 @@ class Rollouts:
         return private_trl.progress(self._trainer) | own
 
     def load_state_dict(self, received: Mapping[str, Any]) -> None:
-        """Take over what another rank, or this one earlier, has recorded."""
+        """Restore the state of another rank, or an earlier one of this rank."""
         private_trl.put_progress(self._trainer, dict(received))
         for judge, state in zip(self._judges, received["rewards"], strict=True):
             judge.put(state)
@@ -128,7 +128,7 @@ def _tell_size(mebibytes: int) -> None:
 
 
 def packed(made: Completions) -> bytes:
-    """Completions as bytes: tensors with their exact bits, on no device. Raises `StateError` for what is not plain."""
+    """Encode completions: tensors with their exact bits, without a device. Raises `StateError` for other values."""
     tensors = dict[str, torch.Tensor]()
 
     def lift(_: str, tensor: torch.Tensor) -> str:
@@ -142,18 +142,18 @@ def packed(made: Completions) -> bytes:
 
 
 def unpacked(data: bytes, device: Any) -> Completions:
-    """Completions of `packed`, on a device. Raises `StateError` for anything else."""
+    """Decode the bytes of `packed` to a device. Raises `StateError` for anything else."""
     tensors = _safetensors().load(data)
     found: Any = decode(tensors[_PLAIN].numpy().tobytes(), resolve=lambda name: tensors[name].to(device))
     return list(found)
 
 
 def _safetensors() -> Any:
-    return importlib.import_module("safetensors.torch")  # comes with transformers
+    return importlib.import_module("safetensors.torch")  # a dependency of transformers
 
 
 def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)  # never empty: a header, or braces
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)  # never empty: it has a header, or braces
 
 
 def _by_digest(parts: list[torch.Tensor]) -> _Parts:
@@ -164,7 +164,7 @@ def _by_digest(parts: list[torch.Tensor]) -> _Parts:
 
 
 def _exchanged(mine: torch.Tensor, world: int, device: Any) -> list[torch.Tensor]:
-    """The bytes of each rank, by rank, in the processor's memory."""
+    """The bytes of each rank, in order of rank, in host memory."""
     if world == 1:
         return [mine]
     size = torch.tensor([len(mine)], device=device)

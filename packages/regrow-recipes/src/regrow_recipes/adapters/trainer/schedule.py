@@ -1,4 +1,4 @@
-"""Division of updates into epochs, whatever the world. Pure."""
+"""Divides updates into epochs, for any world. Pure."""
 
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Sized:
-    """View of a loader that a `Trainer` needs before it trains."""
+    """The attributes of a loader that a `Trainer` needs before it trains."""
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset, self._length = dataset, length
@@ -21,7 +21,7 @@ class Schedule:
 
     Attributes:
         microbatches: in an update.
-        per_epoch: updates in an epoch; 0 where nobody knows how many samples there are.
+        per_epoch: updates in an epoch; 0 if the number of samples is not known.
     """
 
     microbatches: int
@@ -36,7 +36,7 @@ class Schedule:
         return cls(microbatches, max(1, full + (rest > 0 and not drop_last)))
 
     def epoch_after(self, number: int, *, of: int) -> float:
-        """Epochs done after update `number`, from 0, of `of` updates; without a length of epochs, all are one."""
+        """Epochs completed after update `number`, from 0, of `of` updates; one in total if its length is not known."""
         epoch, at = divmod(number, self.per_epoch or of)
         return epoch + (at + 1) / (self.per_epoch or of)
 
@@ -45,7 +45,7 @@ class Schedule:
         return bool(self.per_epoch) and (number + 1) % self.per_epoch == 0
 
     def stand_in(self, loader: Any, args: Any) -> Any:
-        """A loader as it would be for one rank of the stock trainer, as far as its length goes."""
+        """A stand-in for one rank's loader in the stock trainer, for its length only."""
         if not self.per_epoch:
             return iter(())
         return _Sized(getattr(loader, "dataset", None), self.per_epoch * args.gradient_accumulation_steps)
