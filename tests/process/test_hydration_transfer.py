@@ -239,7 +239,7 @@ def test_when_the_only_holder_is_killed_the_error_says_so_and_nothing_is_finishe
 
     endpoint, _ = holder(dying)
     sink = Tensors(empty(big(1)))
-    with pytest.raises(HydrationError, match=r"bytes of state@3 could not be had: .*(hung up|reset)"):
+    with pytest.raises(HydrationError, match=r"bytes of state@3 could not be received: .*(hung up|reset)"):
         hydrate(sink, [endpoint])
     assert not sink.finished
 
@@ -502,7 +502,7 @@ def test_bytes_that_do_not_exist_are_not_sent(local: Any) -> None:
 
     server = local(Tensors(big(1)))
     server.offer(Generation(1), StepNo(3))
-    with pytest.raises(HydrationError, match="could not be had"):
+    with pytest.raises(HydrationError, match="could not be received"):
         hydrate(Greedy({}), [server.endpoint])
 
 

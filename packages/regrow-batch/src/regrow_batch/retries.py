@@ -153,7 +153,7 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
             f"answered with status {status}", fault, False, _asked(outcome.retry_after, wall), lost=status >= 500
         )
     if status in _WORKERS_FAULT:
-        return Again(f"answered with status {status}: it wants a key, see --api-key-file", Fault.WORKER)
+        return Again(f"answered with status {status}: it requires a key, see --api-key-file", Fault.WORKER)
     if status < 400:
         text = f"answered with status {status}, which leads elsewhere: give the address that it leads to"
         return Again(text, Fault.WORKER)

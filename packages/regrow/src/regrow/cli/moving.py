@@ -11,7 +11,7 @@ from regrow.core.errors import UsageError
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE|RANK")
-@click.option("--to", metavar="NODE", help="Where they go; else where there is room.")
+@click.option("--to", metavar="NODE", help="Node to move to; else any that has room.")
 @click.option("--reason", default="", metavar="TEXT", help="For the record.")
 def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
     """Move the ranks of NODE, or one RANK (a number), of JOB to a spare node, while it trains.
@@ -35,8 +35,10 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
 @click.argument("job", required=False)
 @click.option("--run", "command", required=True, metavar="COMMAND", help="Restarts $REGROW_NODE, on $REGROW_HOST.")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this one; may be given several times.")
-@click.option("--patience", default="10min", metavar="TIME", help="For a node to be empty, and to be back.  [10min]")
-@click.option("--again", is_flag=True, help="Begin with the first, though some are done.")
+@click.option(
+    "--patience", default="10min", metavar="TIME", help="Time for a node to be empty, and to be back.  [10min]"
+)
+@click.option("--again", is_flag=True, help="Begin with the first node, even if some are done.")
 def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patience: str, again: bool) -> int:
     """Restart all nodes of JOB one after the other while it trains; needs a spare node (--spares).
 

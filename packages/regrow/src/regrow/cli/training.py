@@ -151,7 +151,9 @@ def _refuse_without_meaning(context: click.Context, *, train: bool) -> None:
     for name, flag in (_WITHOUT_TRAINING if train else _WITH_TRAINING).items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             if train:
-                raise UsageError(f"{flag} says nothing to --train", hint="run regrow doctor with it, without --train")
+                raise UsageError(
+                    f"{flag} has no effect with --train", hint="run regrow doctor with it, without --train"
+                )
             raise UsageError(f"{flag} is about a training", hint="give --train with it")
 
 
@@ -201,7 +203,7 @@ def doctor(
 @click.command()
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the model, the data and the faults.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the model, the data and the faults.")
 @click.option("--plain", is_flag=True, help="Lines instead of the live view.")
 def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
     """Train a small GPT, kill three of its four workers, and compare with the undisturbed run."""

@@ -45,7 +45,7 @@ class Loaders:
         return (
             f"{_named(rank)} trains {mine.text()}, and {_named(whose)} {known.text()} ({shown.loader}): every rank "
             "must run the same steps, so give one number that all ranks know, session.epochs(..., length=) or "
-            "session.steps(..., until=); who has more data leaves the rest out"
+            "session.steps(..., until=); ranks that have more data leave the rest out"
         )
 
     def notes(self, shown: LoaderShown, rank: Rank | None) -> list[str]:

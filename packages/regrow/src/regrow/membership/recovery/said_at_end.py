@@ -50,7 +50,7 @@ def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None
 def breaks_devices(rank: Rank, step: StepNo, devices: Sequence[tuple[NodeId, int]], times: int) -> str:
     """A script breaks the rank's devices on every node, or the only device breaks repeatedly."""
     names = " and ".join(f"{node}'s slot {slot}" for node, slot in devices)
-    cure = "its error stands above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
+    cure = "its error is above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
     if len(devices) > 1:
         return f"the script breaks the devices of rank {rank} at step {step}: {names} have failed in turn; {cure}"
     return (

@@ -94,7 +94,7 @@ class Standstills:
         """Note every minute the workers for which a halted job waits."""
         looks = [self._look(w, now) for w in (*self._roster.placed(Stage.HALTING), *self._away())]
         if looks:
-            self._say(looks, "it has been told to stop its step", now)
+            self._say(looks, "it has been asked to stop its step", now)
 
     def fenced(self, workers: list[WorkerRecord]) -> None:
         """Workers were replaced for standing still: allow more time from now on, in case they were only slow."""

@@ -56,9 +56,9 @@ def refutation(rank: Trace, newcomer: Trace, found: list[Difference], *, rank_nu
     text = f"{where} would not compute the same: {_what(first, rank_number)}"
     causes = likely(rank, newcomer, rank_number)
     if causes:
-        return f"{text}. Likely behind it: {'; '.join(causes)}"
+        return f"{text}. Likely causes: {'; '.join(causes)}"
     return (
-        f"{text}. Nothing that the script keeps differs: likely behind it are a file or a service that it reads in its "
+        f"{text}. Nothing that the script keeps differs: likely causes are a file or a service that it reads in its "
         "body, or kernels that do not repeat themselves"
     )
 
