@@ -11,7 +11,7 @@ from tests.ports import held_port
 from tests.process.batch import FAKE, SetUpNotes, desk, until
 
 TOKEN = {"REGROW_TOKEN": "a long random text"}
-OVER = "is not wanted any more: all rows of the batch are done"
+OVER = "is no longer needed: all rows of the batch are done"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_who_is_drained_at_the_head_ends_and_one_that_ends_by_itself_says_so(at:
     (url,) = {line.split()[0] for line in workers(at).splitlines()} - {at.workers[0].url}
     workers(at, "--drain", url)
     code, said = at.end(drained)
-    assert code == 0 and f"{url} is not wanted any more: it was asked to go" in said, said
+    assert code == 0 and f"{url} is no longer needed: it was asked to go" in said, said
     broken = at.register("out.jsonl", "--no-such-flag")
     code, said = at.end(broken)
     assert code == 2 and f"{sys.executable} exited with code 2 without being asked to" in said, said

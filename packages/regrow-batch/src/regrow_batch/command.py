@@ -155,7 +155,7 @@ def _options(source: str, options: dict[str, Any]) -> "BatchOptions":
         arguments_of(options["spawn"])
         if HEAD in options["spawn"] and listen is not None and listen[0] in ANY:
             raise UsageError(
-                f"--listen {options['listen']} does not say how started workers reach the head",
+                f"--listen {options['listen']} has no address at which started workers reach the head",
                 hint="write its address",
             )
     return BatchOptions(

@@ -161,7 +161,7 @@ class RegisteredWorker:
                     self._say(f"{self._url} belongs to the batch of {self._head}")
                 met, shown, answered_at = True, "", time.monotonic()
             elif answer.status == _GONE:
-                self._say(f"{self._url} is not wanted any more: {answer.text}")
+                self._say(f"{self._url} is no longer needed: {answer.text}")
                 return OK
             elif answer.status == _UNAUTHORIZED and not met:
                 raise UsageError(f"the head {self._head} has another token", hint="see --token-file")

@@ -108,7 +108,7 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     domain_label: Annotated[
         str,
         Meta(
-            description="Label of the pods whose value says what fails together, for --buddy-every; where Kubernetes "
+            description="Label of the pods whose value names their failure domain, for --buddy-every; where Kubernetes "
             "does so, pods have topology.kubernetes.io/zone of their node. Default: each node alone."
         ),
     ] = ""
@@ -116,9 +116,9 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         list[str],
         Meta(
             max_length=8,
-            description="Labels of nodes that say where in the network they are, from the widest to the narrowest (a "
+            description="Labels of nodes with their place in the network, from the widest to the narrowest (a "
             "zone, a block, a rack): near ranks of the gang become neighbours, and copies of state are kept in another "
-            "place, unless domainLabel says what fails together. Default: ranks follow the replicas' places.",
+            "place, unless domainLabel names failure domains. Default: ranks follow the replicas' places.",
         ),
     ] = []
     run_flags: Annotated[list[str], Meta(description="Further flags of regrow run, for example --buddy-every=20.")] = []
@@ -354,7 +354,7 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
         found.append(SizeProblem("replicaRanks", text))
     if spec.domain_label and not re.fullmatch(_LABEL, spec.domain_label, re.ASCII):
         text = (
-            f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"
+            f"is {spec.domain_label!r}, which is no key of a label: give one that kubectl get pods --show-labels lists"
         )
         found.append(SizeProblem("domainLabel", text))
     found.extend(SizeProblem("topologyLabels", text) for text in _label_problems(spec.topology_labels))

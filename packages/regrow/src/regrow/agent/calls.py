@@ -50,7 +50,7 @@ def _call_a_name() -> None:
         listener.listen()
         caller.connect(name)
         if not is_own(caller):
-            raise OSError(errno.EPERM, "the kernel does not say whose a socket is")
+            raise OSError(errno.EPERM, "the kernel does not report the owner of a socket")
 
 
 def _pass_a_descriptor() -> None:

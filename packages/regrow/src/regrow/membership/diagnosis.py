@@ -186,7 +186,7 @@ def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
         f"{text}. Training goes on with that, as without regrow; a replacement receives the values of another "
         "rank. Are gradients reduced (DDP)? Protect whatever "
         'the body changes, and what belongs to one rank in a call of its own with part=f"rank{session.rank}"; '
-        "--digest-every tells bad memory from this"
+        "--digest-every finds bad memory"
     )
 
 

@@ -131,7 +131,7 @@ class _Prover:
         """Find the shares that were read; None if that cannot be said."""
         reported = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
         for rank in sorted(reads.counted.keys() - reported.keys()):
-            self._doubt(reads, f"the record of rank {rank} does not say what was read")
+            self._doubt(reads, f"the record of rank {rank} does not list what was read")
         worlds = sorted({data.shares for each in reported.values() for data in each})
         if len(worlds) > 1:
             text = f"its batch was cut into {' and into '.join(map(str, worlds))} shares"

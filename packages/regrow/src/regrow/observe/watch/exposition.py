@@ -72,7 +72,7 @@ def series(job: Present, *, offset: Seconds) -> list[Series]:
         ),
         series_of(
             "regrow_suspects",
-            "Devices of which something is held by how work goes there, by what says so.",
+            "Devices with a verdict from the work on them, by source.",
             [
                 ({"source": source}, number)
                 for source, number in sorted(Counter(key[0] for key in job.suspects).items())

@@ -37,7 +37,7 @@ _LIKELY = {
     "patched": "a function that was put in the place of another since",
     "context": "a context variable",
     "digest": "a running hash",
-    "file": "an open file, which is read on from where it stands",
+    "file": "an open file, which is read on from its position",
     "database": "a database of this process alone",
 }
 
