@@ -33,7 +33,7 @@ def client_of(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
 @click.option("--rank", type=int, required=True, help="Rank that fails.")
 @click.option("--how", type=click.Choice([str(how) for how in FaultHow]), default=str(FaultHow.SIGKILL))
 @click.option("--at", type=click.Choice([str(stage) for stage in FaultStage]), default=str(FaultStage.NOW))
-@click.option("--step", type=click.IntRange(min=0), help="In this step; without it, in the next one.")
+@click.option("--step", type=click.IntRange(min=0), help="Step to fail in; without it, the next one.")
 def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> None:
     """Let one worker of JOB fail, to see that the job goes on. JOB may be left out when one is running."""
     from regrow.core.ids import Rank, StepNo
@@ -55,7 +55,7 @@ def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> Non
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(job: str | None, as_json: bool) -> None:
     """Show the nodes and workers of JOB and its progress."""
     import msgspec
@@ -73,7 +73,7 @@ def status(job: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--plain", is_flag=True, help="Lines instead of the picture.")
+@click.option("--plain", is_flag=True, help="Print lines instead of the live view.")
 def top(job: str | None, plain: bool) -> None:
     """Watch JOB on this terminal: its ranks, loss, incidents and goodput. Ctrl-C leaves it, and the job goes on."""
     from regrow.launch.listing import watch_job
@@ -83,7 +83,7 @@ def top(job: str | None, plain: bool) -> None:
 
 @click.command("jobs")
 @click.option("--tag", default="", metavar="NAME", help="Only jobs of regrow run --tag NAME, with their results.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects.")
 def list_jobs(tag: str, as_json: bool) -> None:
     """List jobs, the newest last. With --tag or --json also their steps, incidents and goodput, by their records."""
     import msgspec
@@ -105,7 +105,7 @@ def list_jobs(tag: str, as_json: bool) -> None:
 @click.option("--replicas", type=int, metavar="N", help="Number of replicas.")
 @click.option("--ranks", type=int, metavar="N", help="Number of ranks instead, in whole replicas.")
 @click.option("--stay", metavar="TIME", help="Time for which the capacity stays; growth must pay off within it.")
-@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
     """Ask JOB to have another number of replicas. Exit code 1: it refuses, prints the reason, and goes on as it is."""
     from regrow.launch.checks import some_time
@@ -121,8 +121,8 @@ def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE")
 @click.option("--grace", default="30s", metavar="TIME", help="Time for its ranks to leave it.  [30s]")
-@click.option("--force", is_flag=True, help="Even if the job then has to wait until another node joins.")
-@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+@click.option("--force", is_flag=True, help="Even if the job then has to wait for another node.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
     """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
     from regrow.core.ids import NodeId
@@ -181,7 +181,7 @@ def logs(job: str | None, rank: int) -> None:
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 def story(run: str | None) -> None:
-    """Tell a run in plain words: each incident, its cause, how it was mended, and what it cost.
+    """Describe a run in plain words: each incident, its cause, how it was mended, and what it cost.
 
     Without a name it is the job that runs, or the newest.
     """
@@ -196,9 +196,9 @@ def story(run: str | None) -> None:
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 @click.option("--price", type=float, default=0.0, metavar="$", help="Price of a node-hour.  [0]")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def goodput(run: str | None, price: float, as_json: bool) -> None:
-    """Tell where each rank-second of a run went, and what each incident, node and cause took.
+    """Show where each rank-second of a run went, and what each incident, node and cause cost.
 
     Without a name it is the job that runs, or the newest.
     """

@@ -12,7 +12,7 @@ from regrow.core.errors import UsageError
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE|RANK")
 @click.option("--to", metavar="NODE", help="Node to move to; else any that has room.")
-@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
     """Move the ranks of NODE, or one RANK (a number), of JOB to a spare node, while it trains.
 
@@ -33,7 +33,9 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
 
 @click.command("rolling-restart")
 @click.argument("job", required=False)
-@click.option("--run", "command", required=True, metavar="COMMAND", help="Restarts $REGROW_NODE, on $REGROW_HOST.")
+@click.option(
+    "--run", "command", required=True, metavar="COMMAND", help="Command that restarts $REGROW_NODE, on $REGROW_HOST."
+)
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this one; may be given several times.")
 @click.option(
     "--patience", default="10min", metavar="TIME", help="Time for a node to be empty, and to be back.  [10min]"

@@ -126,9 +126,9 @@ def _count_gpus() -> int:
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def try_(script: str, **values: Any) -> int:
-    """Try SCRIPT out: some steps alone, then each rank killed in each phase, and what differs, bit by bit.
+    """Test SCRIPT: run a few steps undisturbed, then kill each rank in each phase, and compare bit by bit.
 
-    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table says.
+    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table shows what differs.
     """
     from regrow.launch.trial import TrialFlags, run_trial
 
@@ -201,10 +201,10 @@ def doctor(
 
 
 @click.command()
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="File for the figures.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the model, the data and the faults.")
-@click.option("--plain", is_flag=True, help="Lines instead of the live view.")
+@click.option("--plain", is_flag=True, help="Print lines instead of the live view.")
 def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
     """Train a small GPT, kill three of its four workers, and compare with the undisturbed run."""
     from regrow.launch.demo import run_demo

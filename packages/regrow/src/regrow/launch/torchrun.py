@@ -28,7 +28,7 @@ def _option(*names: str, **settings: Any) -> Decorator:
 
 
 _USED: Final = (
-    _option("--nproc-per-node", default="1", metavar="N", help="Workers a node: a number, cpu, gpu or auto."),
+    _option("--nproc-per-node", default="1", metavar="N", help="Workers per node: a number, cpu, gpu or auto."),
     _option("--nnodes", default="1", metavar="N|MIN:MAX", help="Nodes of the job."),
     _option("--node-rank", type=int, help="Number of this node, from 0."),
     _option("--standalone", is_flag=True, help="One node; any --rdzv flag is ignored."),
