@@ -434,7 +434,7 @@ def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local: Any) -> N
 def test_another_step_another_generation_and_another_token_are_refused_with_the_reason(local: Any) -> None:
     server = local(Tensors(big(1)))
     server.offer(5, 3)
-    with pytest.raises(HydrationError, match="stands at step 3, not at 4"):
+    with pytest.raises(HydrationError, match="is at step 3, not at 4"):
         hydrate(Tensors({}), [server.endpoint], generation=5, step=4)
     with pytest.raises(HydrationError, match="generation 4 is over, this is generation 5"):
         hydrate(Tensors({}), [server.endpoint], generation=4)

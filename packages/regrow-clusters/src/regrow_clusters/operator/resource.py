@@ -50,7 +50,7 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
     replica_count: Annotated[
         Count,
-        Meta(description="The gang: the job starts with so many replicas at once, and never chooses to have fewer."),
+        Meta(description="The gang: replicas with which the job starts at once; it never chooses to have fewer."),
     ]
     script: Annotated[
         list[str],
@@ -61,37 +61,36 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         Meta(description="The pods' metadata and spec; regrow sets the command of the first container, which trains."),
     ]
     max_replica_count: Annotated[
-        Count | None, Meta(description="The job grows to so many replicas when there is room. Default: replicaCount.")
+        Count | None,
+        Meta(description="Number of replicas to which the job grows when there is room. Default: replicaCount."),
     ] = None
     replicas: Annotated[
         Count,
-        Meta(
-            description="How many are wanted now, what kubectl scale sets; beyond maxReplicaCount: as many as may be."
-        ),
+        Meta(description="Requested replicas, set by kubectl scale; more than maxReplicaCount counts as that many."),
     ] = MOST_REPLICAS
     replica_increment_step: Annotated[Count, Meta(description="Sizes are replicaCount and whole steps above it.")] = 1
     replica_discrete_values: Annotated[
         list[Count], Meta(description="Instead of replicaIncrementStep: the only numbers of replicas there may be.")
     ] = []
     max_pending_replicas: Annotated[
-        Count, Meta(description="How many replicas beyond the gang wait for capacity at a time.")
+        Count, Meta(description="Number of replicas beyond the gang that may wait for capacity at a time.")
     ] = 1
     graceful_shutdown_timeout_in_seconds: Annotated[
-        Time, Meta(description="What a replica gets to leave: its step is finished and its state handed over.")
+        Time, Meta(description="Time for a replica to leave: it finishes its step and hands its state over.")
     ] = 60.0
     scaling_timeout_in_seconds: Annotated[
         Time, Meta(description="A scheduled replica that does not run by then is given up, and its node avoided.")
     ] = 300.0
-    scale_up_snooze_time_in_seconds: Annotated[Time, Meta(description="No growth begins so soon after any change.")] = (
-        30.0
-    )
+    scale_up_snooze_time_in_seconds: Annotated[
+        Time, Meta(description="Least time from any change to the next growth.")
+    ] = 30.0
     fence_timeout_in_seconds: Annotated[
         Time,
         Meta(description="After its grace, a pod whose node cannot be reached is deleted by force when this is over."),
     ] = 60.0
-    bad_node_time_in_seconds: Annotated[Time, Meta(description="How long a node that lost a replica is avoided.")] = (
-        3600.0
-    )
+    bad_node_time_in_seconds: Annotated[
+        Time, Meta(description="Time for which a node that lost a replica is avoided.")
+    ] = 3600.0
     pods_per_replica: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], Meta(description="Pods that together hold one replica of the model.")
     ] = 1

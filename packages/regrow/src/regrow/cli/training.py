@@ -128,7 +128,7 @@ def _count_gpus() -> int:
 def try_(script: str, **values: Any) -> int:
     """Test SCRIPT: run a few steps undisturbed, then kill each rank in each phase, and compare bit by bit.
 
-    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table shows what differs.
+    SCRIPT writes its own files as in any run. Exit code 0: all is mended and equal. 1: the table shows differences.
     """
     from regrow.launch.trial import TrialFlags, run_trial
 

@@ -169,8 +169,8 @@ class _Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         if status != web.HTTPBadRequest.status_code:
             return super().handle_error(request, status, exc, message)
-        refused.add(self.caller.listener.name, "what is no request")
-        response = web.Response(status=status, text="this is no request\n")
+        refused.add(self.caller.listener.name, "an invalid request")
+        response = web.Response(status=status, text="invalid request\n")
         response.force_close()
         return response
 

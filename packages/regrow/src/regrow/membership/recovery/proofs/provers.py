@@ -76,8 +76,8 @@ class Prover:
         others = [each for each in ranks if each.rank]
         if not others:
             return (
-                "rank 0 has what no other rank has, and what a script does on rank 0 alone is not done twice for a "
-                "proof (--standby 1 has one made)"
+                "rank 0 has what no other rank has, and a proof does not repeat the work of rank 0 alone "
+                "(--standby 1 has one made)"
             )
         if now < self._not_before or self._roster.candidates:
             return ""
