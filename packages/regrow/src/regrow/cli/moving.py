@@ -33,13 +33,9 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
 
 @click.command("rolling-restart")
 @click.argument("job", required=False)
-@click.option(
-    "--run", "command", required=True, metavar="COMMAND", help="Command that restarts $REGROW_NODE, on $REGROW_HOST."
-)
+@click.option("--run", "command", required=True, metavar="COMMAND", help="Restarts $REGROW_NODE on host $REGROW_HOST.")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this one; may be given several times.")
-@click.option(
-    "--patience", default="10min", metavar="TIME", help="Time for a node to be empty, and to be back.  [10min]"
-)
+@click.option("--patience", default="10min", metavar="TIME", help="Time for a node to empty, then return.  [10min]")
 @click.option("--again", is_flag=True, help="Begin with the first node, even if some are done.")
 def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patience: str, again: bool) -> int:
     """Restart all nodes of JOB one after the other while it trains; needs a spare node (--spares).

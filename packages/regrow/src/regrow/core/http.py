@@ -259,9 +259,7 @@ class HttpListener:
         turn = _TURN_S if self._context is None else _TURN_TLS_S
         caller.timers = [
             self._loop.call_later(turn, self._loop.call_soon, self._loop.call_soon, self._had_turn, caller),
-            self._loop.call_later(
-                HELLO_S, caller.hang_up, f"a client that sent no complete request within {HELLO_S:g} s"
-            ),
+            self._loop.call_later(HELLO_S, caller.hang_up, f"a client with no whole request within {HELLO_S:g} s"),
         ]
         caller.task = supervised(
             self._serve(connection, caller), "taking a call", lambda _, error: self._lost(caller, error)

@@ -152,9 +152,7 @@ class Session:
         if before is None and after is None:
             raise UsageError("on_regroup() was given nothing to call", hint="give before=, after= or both")
         if self._loop.started:
-            raise UsageError(
-                "on_regroup() was called after steps()", hint="call it before them, so that newcomers know of it"
-            )
+            raise UsageError("on_regroup() was called after steps()", hint="call it before: newcomers need it too")
         self._context.regroups.add(before, after, within=within)
 
     def keep_world(self, reason: str) -> None:

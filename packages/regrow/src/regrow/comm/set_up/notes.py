@@ -65,9 +65,7 @@ class AgentNotes:
             if found:
                 return found
             if time.monotonic() >= until:
-                raise DeadlineExceeded(
-                    "the answers that the first workers received before their loop did not arrive in time"
-                )
+                raise DeadlineExceeded("the answers of the set-up did not arrive in time")
 
     def _ask(self, request: AnswersAsked) -> dict[str, bytes]:
         with self._connections.lent() as connection:

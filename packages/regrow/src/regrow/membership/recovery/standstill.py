@@ -230,8 +230,6 @@ class Standstills:
             return
         self._said_at = now
         shown = "; ".join(hangs.describe(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
-        self._orders.note(
-            f"the training makes no progress, and regrow waits ({why}): {shown}; stacks are in the logs", now
-        )
+        self._orders.note(f"training makes no progress; regrow waits ({why}): {shown}; stacks are in the logs", now)
         for look in looks[:64]:
             self._orders.add(TakeStacks(look.worker, why))
