@@ -114,4 +114,4 @@ async def test_a_conflict_says_to_try_again_and_a_name_that_is_taken_to_give_ano
         cluster.store.refuse = lambda verb, plural, body: crossed if verb == "update" else None
         with pytest.raises(UsageError) as conflict:
             await asyncio.to_thread(commands.scale, "job", "team", 3)
-        assert conflict.value.hint == "somebody has changed it meanwhile: try again"
+        assert conflict.value.hint == "it was changed meanwhile: try again"

@@ -129,7 +129,7 @@ async def test_an_agent_without_descriptors_goes_on_and_spawns_when_there_are_so
         for spare in range(9):  # of the descriptors that a worker needs here, each is the first that cannot be had
             process.rlimit(psutil.RLIMIT_NOFILE, (free + spare, hard))
             await bench.order_spawn(f"w{1 + spare}", rank=Rank(1), generation=Generation(1 + spare))
-            await complained(bench, f"nothing is left for worker w{1 + spare} ")
+            await complained(bench, f"cannot start worker w{1 + spare}: ")
             await bench.coordinator.order(orders.FenceWorker(NODE, WorkerId(f"w{1 + spare}"), "not wanted"))
             await bench.coordinator.expect(facts.WorkerExited, worker=f"w{1 + spare}")
         assert await open_files(process.pid) == taken
@@ -139,7 +139,7 @@ async def test_an_agent_without_descriptors_goes_on_and_spawns_when_there_are_so
         os.kill(first.pid, signal.SIGKILL)
         assert await exited(bench) == -signal.SIGKILL
         await bench.order_spawn("last", rank=Rank(1))
-        await complained(bench, "nothing is left for worker last ")
+        await complained(bench, "cannot start worker last: ")
         process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
         (await calling).close()
         second = await bench.coordinator.expect(facts.WorkerStarted, worker="last")

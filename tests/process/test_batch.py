@@ -270,7 +270,7 @@ def test_the_key_of_a_file_is_shown_to_workers_and_a_missing_one_is_their_compla
     url = at.worker("--key", "sesame").url
     (at.folder / "key").write_text("sesame\n")
     code, said = at.run_here("--workers", url, "--patience", "2s", "--timeout", "1s")
-    assert code == 75 and "answered with status 401: it wants a key, see --api-key-file" in said, said
+    assert code == 75 and "answered with status 401: it requires a key, see --api-key-file" in said, said
     code, said = at.run_here("--workers", url, "--api-key-file", "no-such-file")
     assert code == 2 and "--api-key-file no-such-file cannot be read" in said, said
     code, said = at.run_here("--workers", url, "--api-key-file", "key")

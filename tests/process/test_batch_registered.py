@@ -11,7 +11,7 @@ from tests.ports import held_port
 from tests.process.batch import FAKE, SetUpNotes, desk, until
 
 TOKEN = {"REGROW_TOKEN": "a long random text"}
-OVER = "is not wanted any more: all rows of the batch are done"
+OVER = "is no longer needed: all rows of the batch are done"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_who_is_taken_away_ends_its_rows_first_and_who_is_left_is_told_when_all_
     words = ("--latency", "0.2", "--heard", str(heard))
     first = at.register(f"http://{place}", *words, flags=("--cap", "4"), env=TOKEN)
     assert first.stdout is not None
-    while "nobody listens there" not in first.stdout.readline():
+    while "no process listens there" not in first.stdout.readline():
         assert first.poll() is None, "it does not wait for a head"
     head = at.start("--listen", place, env=TOKEN)
     until(lambda: at.journaled() >= 4)
@@ -103,7 +103,7 @@ def test_who_is_drained_at_the_head_ends_and_one_that_ends_by_itself_says_so(at:
     (url,) = {line.split()[0] for line in workers(at).splitlines()} - {at.workers[0].url}
     workers(at, "--drain", url)
     code, said = at.end(drained)
-    assert code == 0 and f"{url} is not wanted any more: it was asked to go" in said, said
+    assert code == 0 and f"{url} is no longer needed: it was asked to go" in said, said
     broken = at.register("out.jsonl", "--no-such-flag")
     code, said = at.end(broken)
     assert code == 2 and f"{sys.executable} exited with code 2 without being asked to" in said, said
@@ -131,10 +131,10 @@ def test_without_the_right_token_or_a_head_nothing_is_started_for_long(at: SetUp
     code, said = at.end(at.register(f"http://{place}", env={"REGROW_TOKEN": "another"}))
     assert code == 2 and "has another token (see --token-file)" in said, said
     code, said = at.end(at.register(f"http://{place}"))
-    assert code == 2 and "has to show a token (add --token-file FILE)" in said, said
+    assert code == 2 and "must send a token (add --token-file FILE)" in said, said
     head.send_signal(signal.SIGTERM)
     assert at.end(head)[0] == 75
     code, said = at.end(at.register(f"http://{place}", flags=("--patience", "100ms"), env=TOKEN))
     assert code == 75 and "no head was found for 0.1 s (--patience)" in said, said
     code, said = at.run("--listen", place)
-    assert code == 2 and "has to show a token" in said, said
+    assert code == 2 and "must send a token" in said, said

@@ -99,5 +99,5 @@ def test_a_flag_that_whole_bodies_leave_as_it_was_is_put_back(here: Site) -> Non
 def test_a_rank_that_does_not_reduce_behind_a_fault_does_not_commit_alone(here: Site) -> None:
     code, output, ledger = run(here, "alone", "threads", kills=[])
     assert code == 1, output
-    assert "run again behind a fault" in output and "has called no collective up to its update" in output
+    assert "run again after a fault" in output and "has called no collective up to its update" in output
     assert max(ledger.commits) < 5, "a step was committed without its gradients"

@@ -211,7 +211,7 @@ def test_a_holder_killed_in_the_middle_of_reads_is_replaced_by_the_others(holder
 
 
 def test_when_the_only_holder_is_killed_nothing_is_believed(holder: Start, kind: str) -> None:
-    with pytest.raises(HydrationError, match="could not be had"):
+    with pytest.raises(HydrationError, match="could not be received"):
         receive([holder(kind, dying(kind))], kind)
 
 
@@ -277,8 +277,8 @@ def test_a_read_from_a_holder_that_hangs_up_is_not_waited_for(holder: Start, mon
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [
-        ("nixl", "memory", "nixl: the holder was not told to"),
-        ("memory", "nixl", "memory: the holder was not told to"),
+        ("nixl", "memory", "nixl: the holder is not configured for it"),
+        ("memory", "nixl", "memory: the holder is not configured for it"),
         ("sockets", "memory", ""),
     ],
 )

@@ -239,7 +239,7 @@ def test_when_the_only_holder_is_killed_the_error_says_so_and_nothing_is_finishe
 
     endpoint, _ = holder(dying)
     sink = Tensors(empty(big(1)))
-    with pytest.raises(HydrationError, match=r"bytes of state@3 could not be had: .*(hung up|reset)"):
+    with pytest.raises(HydrationError, match=r"bytes of state@3 could not be received: .*(hung up|reset)"):
         hydrate(sink, [endpoint])
     assert not sink.finished
 
@@ -434,7 +434,7 @@ def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local: Any) -> N
 def test_another_step_another_generation_and_another_token_are_refused_with_the_reason(local: Any) -> None:
     server = local(Tensors(big(1)))
     server.offer(5, 3)
-    with pytest.raises(HydrationError, match="stands at step 3, not at 4"):
+    with pytest.raises(HydrationError, match="is at step 3, not at 4"):
         hydrate(Tensors({}), [server.endpoint], generation=5, step=4)
     with pytest.raises(HydrationError, match="generation 4 is over, this is generation 5"):
         hydrate(Tensors({}), [server.endpoint], generation=4)
@@ -502,7 +502,7 @@ def test_bytes_that_do_not_exist_are_not_sent(local: Any) -> None:
 
     server = local(Tensors(big(1)))
     server.offer(Generation(1), StepNo(3))
-    with pytest.raises(HydrationError, match="could not be had"):
+    with pytest.raises(HydrationError, match="could not be received"):
         hydrate(Greedy({}), [server.endpoint])
 
 

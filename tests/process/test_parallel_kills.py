@@ -143,5 +143,5 @@ def test_killed_again_while_going_back(here: Site, undisturbed: Reference) -> No
 def test_the_last_copy_of_a_shard_lost_without_a_checkpoint_ends_the_job(here: Site) -> None:
     outcome = run(here, "fsdp2-nothing", "fsdp2", faults=[Fault(2, 5, "backward")])
     assert outcome.code == 1
-    assert "the state of rank 2 is held by no living worker" in outcome.output
+    assert "the state of rank 2 is held by no remaining worker" in outcome.output
     assert "--checkpoint-dir" in outcome.output

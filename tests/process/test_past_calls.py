@@ -113,5 +113,5 @@ def test_an_answer_that_nobody_else_had_is_not_made_up_without_a_word(here: Site
     done = here.regrow("run", "--nproc-per-node", str(RANKS), "--job", "own", script, "own", "own", "2@behind")
     output = done.stdout + done.stderr
     assert done.returncode == 76, output
-    assert "rank 2 was replaced when the others were behind a step" in output
+    assert "rank 2 was replaced when the others had ended a step" in output
     assert "scatter at train.py:58 has an answer that other ranks have not" in output

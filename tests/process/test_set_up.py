@@ -176,7 +176,7 @@ def test_what_is_too_large_is_refused_at_the_start_and_training_goes_on(here: Si
     assert outcome.code == 0, outcome.output
     assert {line.reason.partition(":")[0] for line in judged} == {"broadcast at train_set_up.py"}
     assert {line.reason.rpartition("makes ")[2] for line in judged} == {
-        "80 MiB of what ranks have told each other before the loop; 64 MiB are noted"
+        "80 MiB of answers that all ranks share before the loop; 64 MiB are noted"
     }
 
 

@@ -329,7 +329,7 @@ def test_a_copy_that_is_not_there_is_refused_with_the_reason(node: Start, worker
     take(a, worker(), 0)
     with pytest.raises(HydrationError, match="no whole copy of rank 0's state@7"):
         bring_back(a_at, 7)
-    with pytest.raises(HydrationError, match="could not be had from unix:/nowhere"):
+    with pytest.raises(HydrationError, match="could not be received from unix:/nowhere"):
         bring_back("unix:/nowhere", 7)
 
 

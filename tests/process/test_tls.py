@@ -105,7 +105,7 @@ def test_a_host_with_another_certificate_is_told_why_it_may_not_join(
     del tls[2]
     with job_of(here, hosts, "mixed", 5, around=tls) as launchers:
         assert launchers[1].wait() == 2
-        launchers[2].wait_for("hangs up without an answer: perhaps a job with TLS")
+        launchers[2].wait_for("closes the connection without an answer: perhaps a job with TLS")
         for launcher in (launchers[2], launchers[0]):
             launcher.signal(signal.SIGTERM)
             launcher.wait()

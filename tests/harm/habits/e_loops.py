@@ -78,7 +78,7 @@ def epochs_by_islice(t: Trial) -> dict[str, Any]:
 
 @habit(
     "nested epochs: `groupby(steps, key=epoch of step.number)`, an evaluation after each",
-    refused="itertools.groupby(...) asks for the next step before the script has done what follows the last one",
+    refused="itertools.groupby(...) asks for the next step before the script has run the code after the last one",
     instead="`session.epochs(loader, epochs, length=n)`",
 )
 def epochs_by_groupby(t: Trial) -> dict[str, Any]:

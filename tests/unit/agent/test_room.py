@@ -37,7 +37,7 @@ def test_twice_the_memory_of_the_largest_rank_must_be_free(tmp_path: Path, free:
     proc = machine(tmp_path, free=free, ranks={7: 100, 8: 400})
     told = refusal([7, 8, 9], NODE, proc, tmp_path / "groups")
     assert (told == "") is room
-    assert room or told == "there is no room for a second copy on n1: 799 MiB are free, 800 MiB are wanted"
+    assert room or told == "there is no room for a second copy on n1: 799 MiB are free, 800 MiB are needed"
 
 
 @pytest.mark.parametrize(

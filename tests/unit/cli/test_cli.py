@@ -303,7 +303,7 @@ def test_jobs_of_a_tag_are_a_table_with_what_their_records_tell(capfd: pytest.Ca
 def test_a_coordinator_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     entry(jobs_home(), "a")
     assert cli.main(["kill", "--rank", "1"]) == 2
-    assert "nobody answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert "no coordinator answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_a_defect_of_ours_is_one_sentence_and_a_file(

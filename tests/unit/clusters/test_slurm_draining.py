@@ -125,7 +125,7 @@ def test_a_node_that_the_job_needs_is_refused_and_nothing_is_asked_of_it(host: s
 
 def test_who_insists_is_told_what_follows_and_gets_it() -> None:
     cluster = Cluster(view("node0", "node1", "r2-6", away=("r2-6",)))
-    assert "it would stand still until another comes" in asked(cluster, "host1", force=True)
+    assert "it would wait until another node comes" in asked(cluster, "host1", force=True)
     assert cluster.done == [("drain", "gpt-5", "node1", "--grace=30s", "--force")]
     assert list(cluster.requests.avoid) == ["host1"]
 

@@ -116,6 +116,6 @@ def test_a_device_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fork", fork)
     monkeypatch.setattr(numa, "processors", hang)
     monkeypatch.setattr(numa, "ASK_S", 0.05)
-    assert numa.bind("node", 0) == "torch did not say which processors are near"
+    assert numa.bind("node", 0) == "torch did not report the processors near it"
     with pytest.raises(ChildProcessError):  # its child has ended, and was waited for
         os.waitpid(forked[0], os.WNOHANG)

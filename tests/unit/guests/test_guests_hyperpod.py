@@ -187,7 +187,7 @@ def test_ranks_come_from_the_pods_gpus_where_they_are_auto() -> None:
     theirs["spec"]["nprocPerNode"] = "auto"
     assert convert_job(theirs).manifest["spec"]["ranksPerPod"] == 8
     container(theirs)["resources"] = {}
-    with pytest.raises(UsageError, match="nprocPerNode is 'auto' and tells no number"):
+    with pytest.raises(UsageError, match="nprocPerNode is 'auto' and is no number"):
         convert_job(theirs)
 
 

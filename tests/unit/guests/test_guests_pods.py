@@ -258,7 +258,7 @@ def test_telling_that_fails_in_any_way_leaves_the_node_its_own_end(
             raise http.client.BadStatusLine("220 smtp")
 
     assert run_and_report(["run"], Broken(), every=0.01) == 7
-    assert capfd.readouterr().out.count("was not told: BadStatusLine: 220 smtp") == 1
+    assert capfd.readouterr().out.count("was not reported: BadStatusLine: 220 smtp") == 1
 
 
 def test_telling_that_never_comes_back_does_not_hold_up_the_end(node: Path) -> None:

@@ -217,7 +217,7 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"change_pause": "often"}, "--change-pause: 'often'"),
         ({"drain_grace": "0s"}, "--drain-grace '0s' is no time"),
         ({"nnodes": "1:2", "node_rank": 1}, "bring others in with regrow agent --join"),
-        ({"nnodes": "1:2", "standalone": True}, "--standalone is for one node, --nnodes says 1:2"),
+        ({"nnodes": "1:2", "standalone": True}, "--standalone is for one node, --nnodes is 1:2"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_its_cure(flags: dict[str, Any], said: str) -> None:

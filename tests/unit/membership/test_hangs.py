@@ -265,7 +265,7 @@ def test_a_standstill_of_all_is_said_every_minute_and_nobody_is_ended() -> None:
     for minute in range(1, 6):
         job.now += 60.0
         job.seen(*[job.sight(rank, 5, seconds=60.0 * minute + 5.0) for rank in job.ranks])
-    notes = [note.text for note in job.all(Noted) if "all ranks stand at the same place" in note.text]
+    notes = [note.text for note in job.all(Noted) if "all ranks are at the same place" in note.text]
     assert 4 <= len(notes) <= 5
     assert not job.all(orders.FenceWorker)
 

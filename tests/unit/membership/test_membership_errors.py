@@ -137,7 +137,7 @@ def test_an_error_that_came_only_behind_a_fault_is_not_called_the_scripts() -> N
     job.joined().faulted(0, step=1)
     again(job, 1)
     job.faulted(0, step=1)
-    assert "both times in a body that was run again behind a fault (rank 1 was ended by SIGKILL)" in job.end.diagnosis
+    assert "both times in a body that was run again after a fault (rank 1 was ended by SIGKILL)" in job.end.diagnosis
 
 
 def breaks(job: Job, rank: int, step: int) -> None:

@@ -186,7 +186,7 @@ def test_an_agent_that_comes_and_answers_nothing_is_lost(failed: RestartableMach
     machine.handle(NodeReport(NODES[1], 1, []), 9.5)
     assert machine.next_deadline() == 18.0
     (stop, *_) = machine.handle(facts.TimeAdvanced(), 18.0)
-    assert stop == orders.StopNode(NODES[0], "it did not tell a new coordinator of its workers within 10 s", 0.0)
+    assert stop == orders.StopNode(NODES[0], "it did not report its workers to the new coordinator within 10 s", 0.0)
     assert not asks(machine) and machine.nodes == NODES[1:]
 
 

@@ -230,4 +230,4 @@ def test_the_command_tells_it_to_people_and_to_programs(tmp_path: Path, capsys: 
     assert main(["goodput", str(tmp_path / "nowhere")]) == 2
     capsys.readouterr()
     assert main(["goodput", str(file), "--price", "-3"]) == 2
-    assert "--price -3 is no price (give that of a node, an hour: a number from 0 on)" in capsys.readouterr().err
+    assert "--price -3 is no price (give the price of a node-hour: a number from 0 on)" in capsys.readouterr().err

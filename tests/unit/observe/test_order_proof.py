@@ -444,7 +444,7 @@ def test_records_that_do_not_say_what_was_read_prove_nothing() -> None:
     assert (proof.verdict, proof.samples_known) == (Verdict.UNPROVEN, True) or proof.reasons
     assert proof.verdict is Verdict.UNPROVEN
     one = changed(FakeRun().run(4).end(), at(2, 1, lambda commit: msgspec.structs.replace(commit, data=None)))
-    assert prove([one]).reasons == ["step 2: the record of rank 1 does not say what was read"]
+    assert prove([one]).reasons == ["step 2: the record of rank 1 does not list what was read"]
 
 
 def test_no_step_at_all_proves_nothing() -> None:

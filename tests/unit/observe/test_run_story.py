@@ -82,7 +82,7 @@ def test_incidents_are_told_once_with_cause_rung_stages_and_cost() -> None:
 
 
 def test_a_replacement_that_nobody_had_compared_is_called_believed() -> None:
-    believed = "who took a lost place was believed"
+    believed = "no replacement was compared with its rank"
     proven = ReplacementJudged(12.0, Rank(1), StepNo(2))
     refuted = ReplacementJudged(12.0, Rank(1), StepNo(2), "the output of 0 (Linear) differs")
     assert believed in text(START, *commits(4), closed(1, 14.0))
@@ -119,7 +119,7 @@ def test_several_incidents_and_changes_of_the_world_are_added_up() -> None:
         FaultInjected(42.0, "f1", WorkerId("w1"), Rank(1), StepNo(7), "now", "sigkill"),
     )
     assert "step 2: the world grows, 2 → 4 replicas: regrow scale" in told
-    assert "those who stay pause for 0.20 s" in told
+    assert "the other ranks pause for 0.20 s" in told
     assert "3 incidents cost 5.50 s in all, 1.50 s each (median): 2 by standby, 1 by fork" in told
     assert "1 change of the world cost 0.20 s" in told
     assert "9 replicas were asked for and refused: more than the maximum of 4" in told

@@ -130,7 +130,7 @@ def test_the_methods_are_told_apart(tmp_path: Path) -> None:
 def test_an_adapter_that_only_the_name_tells_of_is_one_and_that_is_said(tmp_path: Path) -> None:
     made = convert(changed(NEMO, "display_name", "A LoRA on GPU"))
     assert ours(made, tmp_path).method == "lora"
-    assert "the method lora is from display_name: no key says what is trained" in made.notes
+    assert "the method lora is from display_name: no key names what is trained" in made.notes
     told = convert(changed(changed(NEMO, "display_name", "A LoRA on GPU"), "model.peft.peft_scheme", None))
     assert told.method == "full", "a key says so"
 

@@ -47,7 +47,7 @@ WRONG = [
     ("full", ["output.merge=true"], "output.merge = true: full trains all weights, there is no adapter to merge"),
     ("full", ['model.config={model_type="llama"}'], "model.config makes a model of random weights, which full cannot"),
     ("pretrain", ["model.config={}", "model.path=''"], "which model? Give model.path"),
-    ("pretrain", ["model.config={hidden_size=8}"], "model.config does not say what it is: add model_type"),
+    ("pretrain", ["model.config={hidden_size=8}"], "model.config has no model type: add model_type"),
     ("lora", ["elastic.replicas=3"], 'elastic.replicas = 3: give a text in quotes as "MIN:MAX"'),
     ("lora", ["elastic.replicas=4:2"], 'elastic.replicas = "4:2" is no range: give MIN:MAX from 1 on, such as "1:8"'),
     ("lora", ["parallel.shard=0"], 'parallel.shard = 0: give a whole number from 1 or "auto"'),

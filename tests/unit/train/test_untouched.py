@@ -185,7 +185,7 @@ def test_a_loop_that_may_be_left_behind_a_body_is_refused_and_one_that_asks_befo
             pass
         if step.committed and step is not None:
             break
-    with pytest.raises(UsageError, match="may be left behind a step"):
+    with pytest.raises(UsageError, match="may be left after a step"):
         for step in Asked():
             with step:
                 pass

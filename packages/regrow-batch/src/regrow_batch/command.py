@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
-    click.option("-o", "--output", required=True, metavar="FILE|URL", help="Where the results go."),
+    click.option("-o", "--output", required=True, metavar="FILE|URL", help="File or URL for the results."),
     click.option("--workers", default="", metavar="URL,...", help="OpenAI-compatible servers."),
     click.option(
         "--workers-file", type=click.Path(path_type=Path), metavar="FILE", help="A list of them, which is watched."
@@ -31,11 +31,13 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         metavar="CMD",
         help="Starts a worker here; {port} stands for its port. Or, with {head}, one that announces itself.",
     ),
-    click.option("--spawn-count", type=click.IntRange(min=1), default=1, metavar="N", help="How many.  [1]"),
+    click.option(
+        "--spawn-count", type=click.IntRange(min=1), default=1, metavar="N", help="Number of these workers.  [1]"
+    ),
     click.option(
         "--listen", default="", metavar="[HOST:]PORT", help="Workers of other machines may announce themselves there."
     ),
-    click.option("--token-file", default="", metavar="FILE", help="The secret that they show; or REGROW_TOKEN."),
+    click.option("--token-file", default="", metavar="FILE", help="Their secret; or REGROW_TOKEN."),
     click.option("--per-worker", type=click.IntRange(min=1), default=32, metavar="N", help="Rows at once.  [32]"),
     click.option("--model", default="", metavar="NAME", help="Ask for this model instead of each row's own."),
     click.option("--endpoint", default="", metavar="PATH", help="Send rows there instead of to each row's own url."),
@@ -47,15 +49,15 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         metavar="BYTES",
         help="Rows whose prompts have the same first BYTES prefer the same worker.  [0: none]",
     ),
-    click.option("--timeout", type=TIME, default="10min", metavar="TIME", help="Of one attempt.  [10min]"),
-    click.option("--attempts", type=click.IntRange(min=1), default=8, metavar="N", help="Of one row.  [8]"),
+    click.option("--timeout", type=TIME, default="10min", metavar="TIME", help="Time limit of one attempt.  [10min]"),
+    click.option("--attempts", type=click.IntRange(min=1), default=8, metavar="N", help="Attempts for one row.  [8]"),
     click.option(
-        "--patience", type=TIME, default="10min", metavar="TIME", help="Without any worker that serves.  [10min]"
+        "--patience", type=TIME, default="10min", metavar="TIME", help="Time limit without any serving worker.  [10min]"
     ),
     click.option(
-        "--grace", type=TIME, default="30s", metavar="TIME", help="For rows under way, of who has to go.  [30s]"
+        "--grace", type=TIME, default="30s", metavar="TIME", help="Time for a leaving worker to finish its rows.  [30s]"
     ),
-    click.option("--api-key-file", default="", metavar="FILE", help="The key that workers want."),
+    click.option("--api-key-file", default="", metavar="FILE", help="File of the API key that workers require."),
     click.option("--prompt-column", default="", metavar="NAME", help="The column of a table that has the prompts."),
     click.option("--messages-column", default="", metavar="NAME", help="The one that has lists of messages."),
     click.option(
@@ -67,16 +69,18 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--id-column", default="", metavar="NAME", help="The column of names.  [custom_id, id, or row numbers]"
     ),
-    click.option("--split", default="train", metavar="NAME", help="Of a data set.  [train]"),
+    click.option("--split", default="train", metavar="NAME", help="Split of a data set.  [train]"),
     click.option(
         "--columns",
         default="",
         metavar="NAME[=COLUMN],...",
-        help="Of the output: of the input, and answer, error, …  [all, and the usual ones]",
+        help="Columns of the output: of the input, and answer, error, …  [all, and the usual ones]",
     ),
-    click.option("--price", default="", metavar="KIND=PRICE,...", help="Of a million tokens: prompt, cached, answer."),
+    click.option(
+        "--price", default="", metavar="KIND=PRICE,...", help="Price of a million tokens: prompt, cached, answer."
+    ),
     click.option("--metrics", default="", metavar="[HOST:]PORT", help="Serve metrics for Prometheus there."),
-    click.option("--journal", default="", metavar="FILE", help="Where results are kept until all are there."),
+    click.option("--journal", default="", metavar="FILE", help="File for results until all are there."),
     click.option(
         "--retry-errors",
         multiple=True,
@@ -151,7 +155,7 @@ def _options(source: str, options: dict[str, Any]) -> "BatchOptions":
         arguments_of(options["spawn"])
         if HEAD in options["spawn"] and listen is not None and listen[0] in ANY:
             raise UsageError(
-                f"--listen {options['listen']} does not say how started workers reach the head",
+                f"--listen {options['listen']} has no address at which started workers reach the head",
                 hint="write its address",
             )
     return BatchOptions(
@@ -190,7 +194,7 @@ def _shape(options: dict[str, Any]) -> "TableOptions":
     given = [name for name in ("prompt_column", "messages_column", "template") if options[name]]
     if len(given) > 1:
         raise UsageError(
-            "--prompt-column, --messages-column and --template each say what is asked", hint="give one of them"
+            "--prompt-column, --messages-column and --template each define the prompts", hint="give one of them"
         )
     making = RowMaking(
         prompt=options["prompt_column"],
@@ -216,16 +220,18 @@ def _template(place: str) -> Any:
 def _token(token_file: str, *, needed: bool) -> str:
     token = read_token(token_file)
     if needed and not token:
-        raise UsageError("whoever announces itself from elsewhere has to show a token", hint="add --token-file FILE")
+        raise UsageError("a worker of another machine must send a token", hint="add --token-file FILE")
     return token if needed else ""
 
 
 @batch.command("worker", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--cap", type=click.IntRange(min=1), default=None, metavar="N", help="Its rows at once.")
 @click.option("--grace", type=TIME, default="30s", metavar="TIME", help="From a signal to the end of CMD.  [30s]")
-@click.option("--patience", type=TIME, default="10min", metavar="TIME", help="Without a head.  [10min]")
-@click.option("--port", type=click.IntRange(1, 65535), default=None, metavar="N", help="Where it listens.  [any]")
-@click.option("--advertise", default="", metavar="HOST", help="How the head reaches this machine.  [by its route]")
+@click.option("--patience", type=TIME, default="10min", metavar="TIME", help="Time limit without a head.  [10min]")
+@click.option("--port", type=click.IntRange(1, 65535), default=None, metavar="N", help="Port of the server.  [any]")
+@click.option(
+    "--advertise", default="", metavar="HOST", help="Address at which the head reaches this machine.  [by its route]"
+)
 @click.option("--token-file", default="", metavar="FILE", help="The head's secret; or REGROW_TOKEN.")
 @click.argument("head", metavar="http://HEAD:PORT|OUTPUT")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")

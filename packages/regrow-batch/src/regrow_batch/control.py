@@ -175,7 +175,7 @@ async def _listen_there(runner: web.AppRunner, host: str, port: int) -> str:
     except OSError as error:
         raise UsageError(
             f"--listen {address_of(host, port)}: {error.strerror or error}",
-            hint="choose another port, or end who has it",
+            hint="choose another port, or end the process that uses it",
         ) from error
     return f"http://{address_of(host, int(runner.addresses[-1][1]))}"
 

@@ -174,7 +174,7 @@ def _with_journal(
     pool = Pool(options.pool)
     if journal.head.rows and not exists(options.output):
         raise UsageError(
-            f"{journal.path} says that {options.output} is written, and it is not there",
+            f"{options.output} is missing, though {journal.path} records that it was written",
             hint="remove the journal to begin anew",
         )
     hold_as_written(journal.head, options.output)

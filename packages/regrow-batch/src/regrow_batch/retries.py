@@ -153,9 +153,9 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
             f"answered with status {status}", fault, False, _asked(outcome.retry_after, wall), lost=status >= 500
         )
     if status in _WORKERS_FAULT:
-        return Again(f"answered with status {status}: it wants a key, see --api-key-file", Fault.WORKER)
+        return Again(f"answered with status {status}: it requires a key, see --api-key-file", Fault.WORKER)
     if status < 400:
-        text = f"answered with status {status}, which leads elsewhere: give the address that it leads to"
+        text = f"answered with status {status}, a redirect: give the address of its target"
         return Again(text, Fault.WORKER)
     return Doubtful(f"refuses rows with status {status}{_reason(outcome.body)}")
 
@@ -187,7 +187,7 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     if any(each.error or (each.finish_reason or "").lower() in _BROKEN_OFF for each in answer.choices):
         return Again("gave up its answer itself, by its finish reason")
     if not any(each.says_something for each in answer.choices):
-        return Doubtful("answers nothing where something was asked", answer)
+        return Doubtful("sends an empty answer", answer)
     return Accept(answer)
 
 

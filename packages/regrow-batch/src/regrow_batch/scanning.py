@@ -96,7 +96,7 @@ def scan(source: RowSource | str) -> Scan:
         first = f": {found.complaints[0]}" if found.complaints else ""
         raise UsageError(
             f"{found.place} has no row{first}",
-            hint="each line is a JSON object with a custom_id; or say by --prompt-column what is to be asked",
+            hint="each line is a JSON object with a custom_id; or name the column of prompts by --prompt-column",
         )
     return found
 

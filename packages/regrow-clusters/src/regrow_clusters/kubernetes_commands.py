@@ -27,10 +27,12 @@ def operator() -> None:
 
 
 @operator.command("run")
-@click.option("--key-file", required=True, metavar="FILE", help="From which the jobs' secrets are made; random bytes.")
-@click.option("--namespace", default="", metavar="NAME", help="Of the lease by which one operator leads.  [its own]")
+@click.option("--key-file", required=True, metavar="FILE", help="Random bytes from which the jobs' secrets are made.")
+@click.option(
+    "--namespace", default="", metavar="NAME", help="Namespace of the lease by which one operator leads.  [its own]"
+)
 @click.option("--no-election", is_flag=True, help="There is no other operator; for trying things out.")
-@click.option("--health-table", default="", metavar="FILE", help="What clusters' words about nodes mean.  [regrow's]")
+@click.option("--health-table", default="", metavar="FILE", help="Rules for node conditions of clusters.  [regrow's]")
 @click.option("--mark-nodes", is_flag=True, help="Taint nodes that jobs have quarantined; at most a tenth of them.")
 def run_operator(key_file: str, namespace: str, no_election: bool, health_table: str, mark_nodes: bool) -> int:
     """Control all TrainingJobs of the cluster that KUBECONFIG or this pod is in, until SIGTERM."""
@@ -42,11 +44,13 @@ def run_operator(key_file: str, namespace: str, no_election: bool, health_table:
 
 
 @operator.command("manifests")
-@click.option("--namespace", default="regrow-system", metavar="NAME", help="Of the operator.  [regrow-system]")
+@click.option(
+    "--namespace", default="regrow-system", metavar="NAME", help="Namespace of the operator.  [regrow-system]"
+)
 @click.option("--image", default="regrow:latest", metavar="IMAGE", help="Of deploy/Dockerfile.  [regrow:latest]")
 @click.option("--mark-nodes", is_flag=True, help="With the right to taint nodes that jobs have quarantined.")
 def print_manifests(namespace: str, image: str, mark_nodes: bool) -> None:
-    """Print what installs the operator, for `kubectl apply -f -`: the resource, its rights, one Deployment."""
+    """Print the manifests of the operator, for `kubectl apply -f -`: the resource, its rights, one Deployment."""
     from regrow_clusters.operator.manifests import as_text, manifests
 
     click.echo(as_text(manifests(namespace=namespace, image=image, mark_nodes=mark_nodes)), nl=False)
@@ -57,7 +61,9 @@ def k8s() -> None:
     """Jobs on Kubernetes; kubectl can do all of it too."""
 
 
-_NAMESPACE = click.option("-n", "--namespace", default="", metavar="NAME", help="Of the job.  [that of KUBECONFIG]")
+_NAMESPACE = click.option(
+    "-n", "--namespace", default="", metavar="NAME", help="Namespace of the job.  [that of KUBECONFIG]"
+)
 
 
 @k8s.command("submit")
@@ -75,7 +81,7 @@ def submit_job(file: Path, namespace: str) -> None:
 @click.argument("job")
 @_NAMESPACE
 def job_status(job: str, namespace: str) -> None:
-    """Show how JOB is: replicas, conditions, avoided nodes."""
+    """Show the status of JOB: replicas, conditions, avoided nodes."""
     _needs_lightkube()
     from regrow_clusters.operator.commands import status_lines
 
@@ -85,7 +91,7 @@ def job_status(job: str, namespace: str) -> None:
 
 @k8s.command("scale")
 @click.argument("job")
-@click.option("--replicas", type=click.IntRange(min=1), required=True, metavar="N", help="How many there shall be.")
+@click.option("--replicas", type=click.IntRange(min=1), required=True, metavar="N", help="Number of replicas.")
 @_NAMESPACE
 def scale_job(job: str, replicas: int, namespace: str) -> None:
     """Ask JOB for another number of replicas, as kubectl scale does."""
@@ -103,7 +109,7 @@ def scale_job(job: str, replicas: int, namespace: str) -> None:
 @click.option("--tail", type=click.IntRange(min=1), metavar="N", help="The last N lines alone.")
 @_NAMESPACE
 def job_logs(job: str, replica: int | None, node: int | None, follow: bool, tail: int | None, namespace: str) -> None:
-    """Show what a pod of JOB says; pod 0 tells of steps and incidents."""
+    """Show the log of a pod of JOB; pod 0 reports steps and incidents."""
     _needs_lightkube()
     if replica is not None and node is not None:
         raise UsageError("--replica and --node are both given", hint="give one of them")
@@ -125,9 +131,9 @@ def convert(words: tuple[str, ...]) -> None:
 
 @k8s.command("placed", hidden=True)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--ranked", is_flag=True, help="Not without the number of its node.")
-@click.option("--domain", is_flag=True, help="With what its node fails together with.")
-@click.option("--within", default="360s", metavar="TIME", help="How long it waits.  [360s]")
+@click.option("--ranked", is_flag=True, help="Wait for the number of its node too.")
+@click.option("--domain", is_flag=True, help="Add the failure domain of its node.")
+@click.option("--within", default="360s", metavar="TIME", help="Time limit of the wait.  [360s]")
 @click.argument("arguments", nargs=-1, required=True)
 def be_placed(folder: Path, ranked: bool, domain: bool, within: str, arguments: tuple[str, ...]) -> int:
     """Begin with WORDS as soon as FOLDER says where this pod is; the operator's pods start by this."""

@@ -78,7 +78,7 @@ def scale_job(job: str, replicas: int) -> None:
 @slurm.command("drain")
 @click.argument("job")
 @click.argument("node")
-@click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
+@click.option("--force", is_flag=True, help="Even if the job then has to wait until another node joins.")
 @click.option("--undo", is_flag=True, help="Let the job have the node again, which it keeps away from.")
 def drain_node(job: str, node: str, force: bool, undo: bool) -> None:
     """Give NODE of JOB back, by its name in Slurm: its ranks leave it, and the job keeps away from it.

@@ -120,7 +120,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="texts stand in quotes, lists in [brackets]") from error
+        raise UsageError(f"{path} is no TOML: {error}", hint="texts are in quotes, lists in [brackets]") from error
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -88,7 +88,7 @@ class _HeadLink:
         except TimeoutError:
             return HeadReply(0, f"it did not answer within {_ASK_S:g} s")
         except aiohttp.ClientConnectorError as error:
-            return HeadReply(0, f"nobody listens there ({error.os_error.strerror or error.os_error})", refused=True)
+            return HeadReply(0, f"no process listens there ({error.os_error.strerror or error.os_error})", refused=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return HeadReply(0, str(error).partition("\n")[0])
 
@@ -103,7 +103,7 @@ class RegisteredWorker:
 
     def __init__(self, options: WorkerOptions, say: Callable[[str], None]) -> None:
         if not any(PORT in word for word in options.command):
-            raise UsageError(f"{options.command[0]}: it is not said where the port goes", hint="write {port} there")
+            raise UsageError(f"{options.command[0]}: the command has no place for the port", hint="write {port} there")
         self._options, self._say = options, say
         self._asked = asyncio.Event()
         self._url = ""
@@ -161,7 +161,7 @@ class RegisteredWorker:
                     self._say(f"{self._url} belongs to the batch of {self._head}")
                 met, shown, answered_at = True, "", time.monotonic()
             elif answer.status == _GONE:
-                self._say(f"{self._url} is not wanted any more: {answer.text}")
+                self._say(f"{self._url} is no longer needed: {answer.text}")
                 return OK
             elif answer.status == _UNAUTHORIZED and not met:
                 raise UsageError(f"the head {self._head} has another token", hint="see --token-file")

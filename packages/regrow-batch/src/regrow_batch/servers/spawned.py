@@ -91,7 +91,7 @@ def arguments_of(command: str) -> list[str]:
         raise UsageError(f"--spawn {command!r} is no command: {error}") from error
     if PORT not in command and HEAD not in command:
         raise UsageError(
-            f"--spawn {command!r} does not say where the port goes",
+            f"--spawn {command!r} has no place for the port",
             hint="write {port} there; or {head}, for a regrow batch worker",
         )
     return arguments

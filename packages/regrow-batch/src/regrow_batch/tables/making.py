@@ -60,7 +60,7 @@ def guessed(columns: list[str], url: str, name: str) -> RowMaking:
         if column in columns:
             return RowMaking(**{word: column}, url=url, name=name)
     raise UsageError(
-        f"nothing says which of the columns {', '.join(columns)} has the prompts",
+        f"no flag names which of the columns {', '.join(columns)} has the prompts",
         hint="give --prompt-column, --messages-column or --template",
     )
 

@@ -161,7 +161,7 @@ class _Work:
         bad = set(self._blamed)
         for each in self._present():
             if each.stage is ReplicaStage.QUEUED and (good := sorted(set(each.avoids) - bad)):
-                self._drain(each, f"it waits, kept away from {good[0]}, against which nothing is known any more")
+                self._drain(each, f"it waits, and avoids {good[0]}, which is healthy again")
                 self._anew.append(each)
 
     def give_up_gang(self) -> None:

@@ -23,7 +23,7 @@ _CURES = {
     401: "log in to the cluster again",
     403: "ask for the right to do this in the namespace",
     404: "is the name right, and the CRD installed (regrow operator manifests | kubectl apply -f -)?",
-    409: "somebody has changed it meanwhile: try again",
+    409: "it was changed meanwhile: try again",
 }
 _TAKEN = "give it another name, or kubectl delete the one that is there"
 
@@ -120,7 +120,7 @@ def logs(
             say(line)
             silent = False
         if silent:
-            raise UsageError(f"pod {pod} has said nothing yet", hint=f"kubectl describe pod {pod} -n {here} says why")
+            raise UsageError(f"pod {pod} has no output yet", hint=f"kubectl describe pod {pod} -n {here} says why")
         return {}
 
     _asked(read)
@@ -170,4 +170,4 @@ def _asked(ask: Callable[[LightkubeApi], Coroutine[Any, Any, Manifest]]) -> Mani
         return asyncio.run(go())
     except ApiFailure as failure:
         cure = _TAKEN if failure.reason == "AlreadyExists" else _CURES.get(failure.code, "")
-        raise UsageError(f"the cluster says: {failure}", hint=cure) from failure
+        raise UsageError(f"the cluster reports: {failure}", hint=cure) from failure

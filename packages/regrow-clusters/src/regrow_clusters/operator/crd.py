@@ -25,11 +25,11 @@ _COLUMNS: Final = (
         "Pending, Training, Waiting (short), Restarting, Suspended, Succeeded or Failed.",
     ),
     ("Replicas", "integer", ".status.replicas", "Replicas that run."),
-    ("Wanted", "integer", ".status.desiredReplicas", "Replicas that are wanted now."),
+    ("Wanted", "integer", ".status.desiredReplicas", "Requested replicas."),
     ("Pending", "integer", ".status.pendingReplicas", "Replicas that wait for capacity."),
     ("Step", "integer", ".status.step", "The step that the training is at."),
     ("Goodput", "number", ".status.goodput", "The productive part of all rank-seconds, from 0 to 1."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since when the job is there."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time at which the job was created."),
 )
 
 
@@ -45,7 +45,7 @@ def crd() -> dict[str, Any]:
         },
         {
             "rule": "self.backend != 'kueue' || has(self.kueue)",
-            "message": "the backend kueue needs to know its queue: give kueue.queueName",
+            "message": "the backend kueue needs a queue: give kueue.queueName",
         },
     ]
     status = _schema(TrainingJobStatus)

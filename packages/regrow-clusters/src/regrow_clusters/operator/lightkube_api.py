@@ -120,7 +120,7 @@ class LightkubeApi:
                     what, found = await anext(events)
                 yield what, dict(found)
         except TimeoutError:
-            text = f"the watch of {kind} has said nothing for {self._silent_for:g} s"
+            text = f"the watch of {kind} has sent nothing for {self._silent_for:g} s"
             raise ApiFailure(0, WATCH_SILENT, text) from None
         except StopAsyncIteration:
             raise ApiFailure(0, "", f"the watch of {kind} has ended") from None

@@ -50,7 +50,7 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
     replica_count: Annotated[
         Count,
-        Meta(description="The gang: the job starts with so many replicas at once, and never chooses to have fewer."),
+        Meta(description="The gang: replicas with which the job starts at once; it never chooses to have fewer."),
     ]
     script: Annotated[
         list[str],
@@ -61,37 +61,36 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         Meta(description="The pods' metadata and spec; regrow sets the command of the first container, which trains."),
     ]
     max_replica_count: Annotated[
-        Count | None, Meta(description="The job grows to so many replicas when there is room. Default: replicaCount.")
+        Count | None,
+        Meta(description="Number of replicas to which the job grows when there is room. Default: replicaCount."),
     ] = None
     replicas: Annotated[
         Count,
-        Meta(
-            description="How many are wanted now, what kubectl scale sets; beyond maxReplicaCount: as many as may be."
-        ),
+        Meta(description="Requested replicas, set by kubectl scale; more than maxReplicaCount counts as that many."),
     ] = MOST_REPLICAS
     replica_increment_step: Annotated[Count, Meta(description="Sizes are replicaCount and whole steps above it.")] = 1
     replica_discrete_values: Annotated[
         list[Count], Meta(description="Instead of replicaIncrementStep: the only numbers of replicas there may be.")
     ] = []
     max_pending_replicas: Annotated[
-        Count, Meta(description="How many replicas beyond the gang wait for capacity at a time.")
+        Count, Meta(description="Number of replicas beyond the gang that may wait for capacity at a time.")
     ] = 1
     graceful_shutdown_timeout_in_seconds: Annotated[
-        Time, Meta(description="What a replica gets to leave: its step is finished and its state handed over.")
+        Time, Meta(description="Time for a replica to leave: it finishes its step and hands its state over.")
     ] = 60.0
     scaling_timeout_in_seconds: Annotated[
         Time, Meta(description="A scheduled replica that does not run by then is given up, and its node avoided.")
     ] = 300.0
-    scale_up_snooze_time_in_seconds: Annotated[Time, Meta(description="No growth begins so soon after any change.")] = (
-        30.0
-    )
+    scale_up_snooze_time_in_seconds: Annotated[
+        Time, Meta(description="Least time from any change to the next growth.")
+    ] = 30.0
     fence_timeout_in_seconds: Annotated[
         Time,
         Meta(description="After its grace, a pod whose node cannot be reached is deleted by force when this is over."),
     ] = 60.0
-    bad_node_time_in_seconds: Annotated[Time, Meta(description="How long a node that lost a replica is avoided.")] = (
-        3600.0
-    )
+    bad_node_time_in_seconds: Annotated[
+        Time, Meta(description="Time for which a node that lost a replica is avoided.")
+    ] = 3600.0
     pods_per_replica: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], Meta(description="Pods that together hold one replica of the model.")
     ] = 1
@@ -108,7 +107,7 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     domain_label: Annotated[
         str,
         Meta(
-            description="Label of the pods whose value says what fails together, for --buddy-every; where Kubernetes "
+            description="Label of the pods whose value names their failure domain, for --buddy-every; where Kubernetes "
             "does so, pods have topology.kubernetes.io/zone of their node. Default: each node alone."
         ),
     ] = ""
@@ -116,9 +115,9 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         list[str],
         Meta(
             max_length=8,
-            description="Labels of nodes that say where in the network they are, from the widest to the narrowest (a "
+            description="Labels of nodes with their place in the network, from the widest to the narrowest (a "
             "zone, a block, a rack): near ranks of the gang become neighbours, and copies of state are kept in another "
-            "place, unless domainLabel says what fails together. Default: ranks follow the replicas' places.",
+            "place, unless domainLabel names failure domains. Default: ranks follow the replicas' places.",
         ),
     ] = []
     run_flags: Annotated[list[str], Meta(description="Further flags of regrow run, for example --buddy-every=20.")] = []
@@ -354,7 +353,7 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
         found.append(SizeProblem("replicaRanks", text))
     if spec.domain_label and not re.fullmatch(_LABEL, spec.domain_label, re.ASCII):
         text = (
-            f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"
+            f"is {spec.domain_label!r}, which is no key of a label: give one that kubectl get pods --show-labels lists"
         )
         found.append(SizeProblem("domainLabel", text))
     found.extend(SizeProblem("topologyLabels", text) for text in _label_problems(spec.topology_labels))

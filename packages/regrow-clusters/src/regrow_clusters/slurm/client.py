@@ -73,7 +73,7 @@ class SlurmClient:
         answer = self._run(["sbatch", "--parsable", "--export=ALL"], stdin=script)
         number = submitted(answer)
         if number is None:
-            raise SlurmFailure(f"sbatch did not say which job it made: {answer.strip()!r}")
+            raise SlurmFailure(f"sbatch did not print the id of its job: {answer.strip()!r}")
         return number
 
     def check(self, script: str) -> None:

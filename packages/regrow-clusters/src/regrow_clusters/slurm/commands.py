@@ -230,7 +230,7 @@ def _ours(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str])
     note = slurm.note(part.spec.rendezvous_dir, part.spec.name, gang)
     if not note.home:
         hint = "it is just starting; or the site does not keep comments: set rendezvousDir"
-        raise UsageError(f"Slurm job {gang.job_id} has not said yet where its coordinator is", hint=hint)
+        raise UsageError(f"Slurm job {gang.job_id} has not reported yet where its coordinator is", hint=hint)
     return ["env", f"REGROW_HOME={note.home}", *(part.spec.command or command)]
 
 

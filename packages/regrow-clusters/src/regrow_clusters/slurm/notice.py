@@ -60,7 +60,7 @@ class GangNotice:
         if not self._coordinator.moved:
             return True
         try:
-            self._coordinator.stop(f"Slurm wants {self._host} back", patience=self._grace)
+            self._coordinator.stop(f"Slurm takes {self._host} back", patience=self._grace)
         except RegrowError:
             return now >= self._reported_at + _ASK_S
         self._asked = True

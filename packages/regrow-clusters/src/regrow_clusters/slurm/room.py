@@ -16,7 +16,7 @@ class TooFew(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         has = f"room for {self.room} replica{'' if self.room == 1 else 's'}"
-        return f"the job would have {has}, and replicaCount is {self.least}: it would stand still until another comes"
+        return f"the job would have {has}, and replicaCount is {self.least}: it would wait until another node comes"
 
 
 def too_few_without(view: JobView, leaving: Collection[NodeId]) -> TooFew | None:

@@ -36,7 +36,7 @@ NO_COUNTERPART: Final[dict[str, str]] = {
     "number again, and --log-rules FILE looks for patterns, from a file in the image",
     "runPolicy.ttlSecondsAfterFinished": "a job that is over stays until it is deleted",
     "runPolicy.activeDeadlineSeconds": "a job has no deadline of its own here",
-    "elasticPolicy.faultyScaleDownTimeoutInSeconds": "nobody waits for what was lost: the others train on at once",
+    "elasticPolicy.faultyScaleDownTimeoutInSeconds": "there is no wait for a lost node: the others train on at once",
     "replicaSpecs[].spares": "on Kubernetes no pod waits idle: the others train on, and another pod is asked for at "
     "once; pods that should be there already are replicas beyond the gang (maxReplicaCount)",
     "replicaSpecs[].name": "all pods of a job are alike, and named after it",
@@ -268,7 +268,7 @@ class _Conversion:
             ranks = gpus
             self._note(f"nprocPerNode is {said}: {gpus} ranks, as many as a pod's GPUs")
         else:
-            raise UsageError(f"spec.nprocPerNode is {said!r} and tells no number", hint="give the ranks of a pod")
+            raise UsageError(f"spec.nprocPerNode is {said!r} and is no number", hint="give the ranks of a pod")
         self._ours["ranksPerPod"] = ranks
 
     def _pods(self, template: dict[str, Any], container: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def launched(arguments: list[str]) -> LaunchedScript | None:
             found.unknown.append(name)
     found.script = arguments[at:]
     if set_here:
-        found.notes.append(f"left out, for the operator says where pods meet: {', '.join(set_here)}")
+        found.notes.append(f"left out, for the operator sets where pods meet: {', '.join(set_here)}")
     if nothing:
         found.notes.append(f"left out, for they mean nothing here: {', '.join(nothing)}")
     return found if found.script else None

@@ -36,7 +36,7 @@ def run_arguments(pod: PodPlace, given: Sequence[str]) -> list[str]:
         UsageError: the numbers do not fit each other, or there is no script.
     """
     if not given:
-        raise UsageError("there is no script", hint="write it behind --, as regrow run has it: -- train.py --lr 1e-3")
+        raise UsageError("there is no script", hint="write it after --, as for regrow run: -- train.py --lr 1e-3")
     if not 0 <= pod.node_rank < pod.nodes:
         raise UsageError(f"--node-rank {pod.node_rank} is none of {pod.nodes} pods", hint="it begins with 0")
     if not 0 <= pod.spares < pod.nodes:

@@ -68,7 +68,7 @@ class StatusReporter:
         try:
             self._post(json.dumps(body).encode())
         except (OSError, ValueError) as error:
-            return f"the TrainJob's status was not told: {error}"
+            return f"the TrainJob's status was not reported: {error}"
         return ""
 
     def _post(self, body: bytes) -> None:
@@ -109,7 +109,7 @@ class _Reporting:
             _say(f"regrow: {self._trouble}\n")
         if self._thread is not None and self._thread.is_alive():
             if time.monotonic() > self._began + _LONG:
-                self._trouble = self._trouble or "the TrainJob's status was not told: its server takes long"
+                self._trouble = self._trouble or "the TrainJob's status was not reported: its server takes long"
             return
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._report, name="telling", daemon=True)
@@ -119,7 +119,7 @@ class _Reporting:
         try:
             self._trouble = self._reporter.report() or self._trouble
         except Exception as error:  # noqa: BLE001 - the training does not depend on it
-            self._trouble = f"the TrainJob's status was not told: {type(error).__name__}: {error}"
+            self._trouble = f"the TrainJob's status was not reported: {type(error).__name__}: {error}"
 
 
 def _say(line: str) -> None:

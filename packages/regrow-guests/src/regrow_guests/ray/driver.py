@@ -31,7 +31,7 @@ class TrainingFailed(RegrowError):
     """The job has ended with another code than 0. `code`: exit code of `regrow run`."""
 
     def __init__(self, cause: str, code: int) -> None:
-        super().__init__(cause, hint="what the nodes said is in the driver's output")
+        super().__init__(cause, hint="the nodes' output is in the driver's output")
         self.code = code
 
 

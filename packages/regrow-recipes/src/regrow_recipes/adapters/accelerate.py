@@ -137,7 +137,7 @@ class _Recoverable(_Behind):
         if until is None:
             if epochs is None or not self._schedule.per_epoch:
                 raise UsageError(
-                    "nobody knows how many updates this training has",
+                    "the number of updates of this training is not known",
                     hint="give until=, or epochs= and a loader over a data set with a length",
                 )
             until = epochs * self._schedule.per_epoch

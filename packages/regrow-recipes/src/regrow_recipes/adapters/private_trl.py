@@ -233,7 +233,7 @@ def _tell_containers(reward: str, names: set[str], *, follows: bool) -> None:
         "the reward %s changes %s, and what is no number and no text is %s: give it a state_dict to carry it",
         reward,
         ", ".join(sorted(names)),
-        "put back with a step that runs again, but not told to a replaced rank"
+        "put back with a step that runs again, but not sent to a replaced rank"
         if follows
         else "neither put back with a step that runs again nor told to a replaced rank, as not all that the reward has "
         "are at most 1,000 plain values each",

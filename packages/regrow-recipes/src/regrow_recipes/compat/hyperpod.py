@@ -44,7 +44,7 @@ _INSTEAD = {
     "wait_rank": "returns at once: a standby has no rank to wait for, and asks session.rank when it is needed",
     "HPWrapper": "runs the function once; its steps go through faults where they are session.steps (docs/adopt.md)",
     "CudaHealthCheck": "does nothing: regrow run examines machines, by --health-check and what it has built in",
-    "HPAgentK8sAPIFactory": "does nothing: workers hear of faults from regrow's own agent",
+    "HPAgentK8sAPIFactory": "does nothing: regrow's own agent reports faults to workers",
     "CheckpointManager": "saves nothing: state comes from peers; on disk by regrow run --checkpoint-dir",
     "PEFTCheckpointManager": "saves nothing: state comes from peers; frozen weights are kept once, by themselves",
     "CheckpointlessAbortManager": "aborts nothing: regrow gives up a fault's collectives by itself",
@@ -53,7 +53,7 @@ _INSTEAD = {
     "CacheResumeMMAPConfig": "has no effect: its cache_dir is `regrow run --data-cache DIR` here, its lengths are "
     "--data-cache-bytes, and any step is reached without a state",
     "elastic_event_detected": "is always False: a job changes its size without saving and starting again; "
-    "session.on_scale(hook) tells of it",
+    "session.on_scale(hook) reports it",
 }
 
 

@@ -173,6 +173,6 @@ def _behind_update(loop: ast.AST) -> Iterator[Habit]:
         if isinstance(node, ast.Call) and called(node) in COLLECTIVES and node.lineno > max(updates, default=1 << 30):
             yield Habit(
                 node.lineno,
-                f"{called(node)} behind the update: in the body that costs a copy of the state in each step; before "
-                "the update, or behind `with`, it costs nothing",
+                f"{called(node)} after the update: in the body that costs a copy of the state in each step; before "
+                "the update, or after `with`, it costs nothing",
             )

@@ -114,7 +114,7 @@ NOT_NEEDED: Final[dict[str, str]] = {
     "the result is a folder with the hub's names, in output.dir": (
         "*.model_save_name|*.save_hf_ckpt|*.lora_checkpoint_file_path"
     ),
-    "the model is what its config.json says; attention is sdpa": (
+    "the model is the one of its config.json; attention is sdpa": (
         "*.attn_implementation|*.gradient_checkpointing_use_reentrant|model.config.*"
     ),
     "weights and AdamW are in full precision": (
@@ -284,7 +284,7 @@ def _together(made: Converted, leaves: Mapping[str, Any]) -> None:
         settings.get("train", {}).pop("eval_every", None)
     settings.setdefault("output", {})["dir"] = f"out/{leaves.get('run.name') or 'model'}"
     if _is_lora_by_name(leaves):
-        made.notes.append("the method lora is from display_name: no key says what is trained")
+        made.notes.append("the method lora is from display_name: no key names what is trained")
     path = settings.setdefault("model", {}).setdefault("path", str(leaves.get("run.name") or ""))
     made.notes.append(f"model.path is to be a folder: hf download {path} --local-dir ..., and write that")
     if not settings.get("data", {}).get("train"):

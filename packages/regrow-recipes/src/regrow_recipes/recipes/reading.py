@@ -98,7 +98,7 @@ def _load(path: Path) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="texts stand in quotes, lists in [brackets]") from error
+        raise UsageError(f"{path} is no TOML: {error}", hint="texts are in quotes, lists in [brackets]") from error
 
 
 def _with_base(path: Path, table: Table) -> Table:
@@ -178,7 +178,7 @@ def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
     if model.config and recipe.method != "pretrain":
         yield f"model.config makes a model of random weights, which {recipe.method} cannot start from: give model.path"
     elif model.config and "model_type" not in model.config:
-        yield 'model.config does not say what it is: add model_type = "llama", or another family'
+        yield 'model.config has no model type: add model_type = "llama", or another family'
     if model.config and model.path:
         yield "model.path and model.config are both given: leave one of them out"
     if not model.config and not model.path:

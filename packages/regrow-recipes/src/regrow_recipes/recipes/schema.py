@@ -91,7 +91,7 @@ class DpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta: Annotated[Positive, Meta(description="how strongly the reference holds")] = 0.1
     weights: Annotated[
         Literal["adapter", "all"],
-        Meta(description="what trains; all: what the model said before is worked out once, before the first step"),
+        Meta(description="what trains; all: the model's outputs before it are computed once, before the first step"),
     ] = "adapter"
 
 

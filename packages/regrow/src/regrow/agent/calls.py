@@ -32,7 +32,7 @@ def check_temporary_folder() -> None:
     except FileNotFoundError as error:
         raise UsageError(
             f"no temporary folder can be written to: {error.strerror or error}",
-            hint="set TMPDIR to a folder that you may write to; where all is read-only, /dev/shm is one",
+            hint="set TMPDIR to a folder that you may write to; where all else is read-only, use /dev/shm",
         ) from error
 
 
@@ -50,7 +50,7 @@ def _call_a_name() -> None:
         listener.listen()
         caller.connect(name)
         if not is_own(caller):
-            raise OSError(errno.EPERM, "the kernel does not say whose a socket is")
+            raise OSError(errno.EPERM, "the kernel does not report the owner of a socket")
 
 
 def _pass_a_descriptor() -> None:

@@ -68,7 +68,7 @@ class CoordinatorLink:
             raise
         self._sender = self._sending(self._socket)
         self._need = supervised(
-            self._next.report_need(self._session), "telling that a coordinator is needed", self._fails
+            self._next.report_need(self._session), "reporting that a coordinator is needed", self._fails
         )
         return self
 
@@ -111,7 +111,7 @@ class CoordinatorLink:
                 if loop.time() + _RETRY_S > deadline:
                     raise CoordinatorUnreachable(
                         f"no coordinator answers at {coordinator}: {error}",
-                        hint="has the launcher ended, or does a firewall stand between?",
+                        hint="has the launcher ended, or does a firewall block the connection?",
                     ) from error
                 await asyncio.sleep(_RETRY_S)
 

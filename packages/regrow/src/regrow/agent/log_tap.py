@@ -167,7 +167,7 @@ class LogTap:
             try:
                 self._report(msgspec.json.decode(line, type=LogSaid))
             except msgspec.MsgspecError:
-                _log.warning("the process that applies the log rules has said what is no answer")
+                _log.warning("the process that applies the log rules sent an invalid answer")
 
     def _note(self, text: str) -> None:
         """Report a note once. May be called from any thread."""

@@ -134,7 +134,7 @@ class Agent:
         if context["message"] == _NOT_ACCEPTED:
             if (now := time.monotonic()) - self._warned_at >= 1.0:  # asyncio reports each waiting connection.
                 self._warned_at = now
-                _log.warning("somebody who calls this node has to wait: %s", context.get("exception"))
+                _log.warning("a connection to this node has to wait: %s", context.get("exception"))
             return
         self._fail(context["message"], context.get("exception"))
 

@@ -129,7 +129,7 @@ class NodeWorkers:
         self._zygote.spawn(request, theirs)
 
     def _refused(self, order: orders.SpawnWorker, tries: int, error: OSError) -> None:
-        reason = f"nothing is left for worker {order.worker} on its node: {error.strerror or error}"
+        reason = f"the node cannot start worker {order.worker}: {error.strerror or error}"
         if tries < TRIES:
             _log.warning("%s; it is tried again", reason)
             again = asyncio.get_running_loop().call_later(AGAIN_S, self._try, order, tries + 1)

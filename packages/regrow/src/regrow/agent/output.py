@@ -186,7 +186,7 @@ class OutputPump:
         self._do(self._close)
         self._thread.join(within)
         if self._thread.is_alive() or not self._disk.close():
-            _log.warning("output of workers was given up: the disk of their logs does not take it")
+            _log.warning("output of workers was given up: the disk of their logs cannot take it")
         for shown in self._shown:
             with contextlib.suppress(OSError):  # The reader may be gone; the text is in the files.
                 shown.flush(within / 4)
@@ -349,7 +349,7 @@ class OutputPump:
             target.write(text)
         except OSError as error:
             self._forward = False
-            _log.warning("nobody takes the output of workers any more (%s); it is still kept in files", error)
+            _log.warning("the output of workers can no longer be forwarded (%s); files still keep it", error)
         if target.waiting and self._forward and target not in self._stuck:
             self._stuck.add(target)
             self._selector.register(target, selectors.EVENT_WRITE, target)

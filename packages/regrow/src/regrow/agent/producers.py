@@ -169,7 +169,7 @@ class Producers:
             worker = Worker(order, on_fact=self._said)
             theirs, ours = worker.descriptors()
         except OSError as error:
-            self._give_up(producer, f"the agent has nothing left for it: {error.strerror or error}")
+            self._give_up(producer, f"its agent cannot start it: {error.strerror or error}")
             return
         producer.worker = worker
         self._by_worker[name] = producer
@@ -194,7 +194,7 @@ class Producers:
                 producer.error = f"{error.type}: {error.message}"
                 self._output.keep(worker.id, error.traceback)
             case _:
-                _log.debug("producer %s says %s, which concerns nobody", worker.id, type(fact).__name__)
+                _log.debug("producer %s sent %s, which is not used", worker.id, type(fact).__name__)
 
     def _ended(self, worker: Worker) -> None:
         code, at = worker.reap()
@@ -231,7 +231,7 @@ class Producers:
         try:
             Path(producer_given_up(self._config.data_dir, producer.loader)).write_text(why, encoding="utf-8")
         except OSError as error:
-            _log.warning("the workers cannot be told that a producer was given up: %s", error)
+            _log.warning("cannot notify the workers that a producer was given up: %s", error)
         why = why.removeprefix("regrow: ").removeprefix("no batches are made ahead: ")
         self._note(
             f"no batches are made ahead for loader {producer.loader} on {self._config.node}, its workers make them "

@@ -123,7 +123,7 @@ def node_series(
     step_seconds = {"median": median(steps), "max": steps[-1]} if steps else {}
     return [
         series_of("regrow_job_info", "The job.", [({"job": str(job)} | here, 1)]),
-        series_of("regrow_workers", "Workers by what they do.", _labelled(here, "state", worker_states.counts())),
+        series_of("regrow_workers", "Workers by their state.", _labelled(here, "state", worker_states.counts())),
         series_of("regrow_generation", "Number of the agreed membership.", [(here, worker_states.generation)]),
         series_of("regrow_step_seconds", "Newest step of the ranks.", _labelled(here, "stat", step_seconds)),
         series_of(
@@ -131,7 +131,7 @@ def node_series(
             "When a rank committed last, as Unix time.",
             [] if last is None else [(here | {"of": "commit"}, last + offset)],
         ),
-        series_of("regrow_memory_bytes", "Memory by what it is used for.", _labelled(here, "of", memory)),
+        series_of("regrow_memory_bytes", "Memory by its use.", _labelled(here, "of", memory)),
         series_of(
             "regrow_hydrated_bytes_total",
             "State received from peers.",

@@ -19,9 +19,9 @@ def data() -> None:
 @click.option(
     "--tokenizer", required=True, metavar="SPEC", help="bytes, the path of a tokenizer.json, or module:function."
 )
-@click.option("--column", default="text", metavar="NAME", help="Where the text is in a record.  [text]")
-@click.option("--append-eos", metavar="ID", help="The token after each document: its number, or its text.")
-@click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="Of the tokens.  [what the vocabulary needs]")
+@click.option("--column", default="text", metavar="NAME", help="Field of a record that has the text.  [text]")
+@click.option("--append-eos", metavar="ID", help="Token after each document: its number, or its text.")
+@click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="Type of the tokens.  [by the vocabulary]")
 @click.option("--workers", type=click.IntRange(min=1), default=None, metavar="N", help="Processes.  [one a CPU]")
 @click.option(
     "--shard-bytes", type=click.IntRange(min=1), default=1 << 26, metavar="N", help="A shard's size.  [67108864]"
@@ -44,7 +44,7 @@ def pack(inputs: tuple[str, ...], **options: Any) -> None:
 @data.command()
 @click.argument("jobs", nargs=-1, metavar="[JOB|FOLDER|FILE]...")
 @click.option("--against", multiple=True, metavar="JOB", help="Each step must have read the same here; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(jobs: tuple[str, ...], against: tuple[str, ...], as_json: bool) -> int:
     """Prove from its records that JOB has read every sample exactly once, in spite of failures.
 

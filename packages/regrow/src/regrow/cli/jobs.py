@@ -30,10 +30,10 @@ def client_of(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--rank", type=int, required=True, help="Whom it strikes.")
+@click.option("--rank", type=int, required=True, help="Rank that fails.")
 @click.option("--how", type=click.Choice([str(how) for how in FaultHow]), default=str(FaultHow.SIGKILL))
 @click.option("--at", type=click.Choice([str(stage) for stage in FaultStage]), default=str(FaultStage.NOW))
-@click.option("--step", type=click.IntRange(min=0), help="In this step; without it, in the next one.")
+@click.option("--step", type=click.IntRange(min=0), help="Step to fail in; without it, the next one.")
 def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> None:
     """Inject a fault into one worker of JOB, to test its recovery. JOB may be left out when only one is running."""
     from regrow.core.ids import Rank, StepNo
@@ -49,15 +49,15 @@ def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> Non
     )
     client.kill(fault)
     when = "" if at == FaultStage.NOW and step is None else f" at {at}" + ("" if step is None else f" of step {step}")
-    late = "; where nothing runs there, the job says so" if at == FaultStage.BETWEEN else ""
+    late = "; if nothing runs there, the job reports it" if at == FaultStage.BETWEEN else ""
     click.echo(f"job {entry.job}: rank {rank} will suffer {how}{when}{late}")
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(job: str | None, as_json: bool) -> None:
-    """Show the workers and the progress of JOB."""
+    """Show the nodes and workers of JOB and its progress."""
     import msgspec
 
     from regrow.launch.listing import status_lines
@@ -73,7 +73,7 @@ def status(job: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--plain", is_flag=True, help="Lines instead of the picture.")
+@click.option("--plain", is_flag=True, help="Print lines instead of the live view.")
 def top(job: str | None, plain: bool) -> None:
     """Watch JOB: its ranks, loss, incidents and goodput. Ctrl-C ends the view, not the job."""
     from regrow.launch.listing import watch_job
@@ -82,8 +82,8 @@ def top(job: str | None, plain: bool) -> None:
 
 
 @click.command("jobs")
-@click.option("--tag", default="", metavar="NAME", help="Only those of regrow run --tag NAME, with what they came to.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+@click.option("--tag", default="", metavar="NAME", help="Only jobs of regrow run --tag NAME, with their results.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects.")
 def list_jobs(tag: str, as_json: bool) -> None:
     """List jobs, the newest last. With --tag or --json also steps, incidents and goodput, from their records."""
     import msgspec
@@ -102,10 +102,10 @@ def list_jobs(tag: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--replicas", type=int, metavar="N", help="How many there shall be.")
-@click.option("--ranks", type=int, metavar="N", help="Instead: how many ranks, whole replicas of them.")
-@click.option("--stay", metavar="TIME", help="How long the capacity will be there; growing must pay in that time.")
-@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+@click.option("--replicas", type=int, metavar="N", help="Number of replicas.")
+@click.option("--ranks", type=int, metavar="N", help="Number of ranks instead, in whole replicas.")
+@click.option("--stay", metavar="TIME", help="Time for which the capacity stays; growth must pay off within it.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
     """Change the number of replicas of JOB. Exit code 1: the job refuses, gives the reason, and goes on unchanged."""
     from regrow.launch.checks import some_time
@@ -120,9 +120,9 @@ def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE")
-@click.option("--grace", default="30s", metavar="TIME", help="How long its ranks may take to leave it.  [30s]")
-@click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
-@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+@click.option("--grace", default="30s", metavar="TIME", help="Time for its ranks to leave it.  [30s]")
+@click.option("--force", is_flag=True, help="Even if the job then has to wait for another node.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
     """Give NODE of JOB back. Its ranks leave at the next step boundary, then its agent ends; the job goes on."""
     from regrow.core.ids import NodeId
@@ -155,7 +155,7 @@ def token(job: str | None) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--grace", default="30s", metavar="TIME", help="To save the state, with --checkpoint-every.  [30s]")
+@click.option("--grace", default="30s", metavar="TIME", help="Time to save the state, with --checkpoint-every.  [30s]")
 def stop(job: str | None, grace: str) -> None:
     """Ask JOB to save its state and end. It saves only if it writes checkpoints, and exits with 75."""
     from regrow.launch.checks import some_time
@@ -168,7 +168,7 @@ def stop(job: str | None, grace: str) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose output.")
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Rank whose output is printed.")
 def logs(job: str | None, rank: int) -> None:
     """Print the output of one rank of JOB. It includes all workers that held the rank; JOB may have ended."""
     from regrow.launch.folder import find_job
@@ -181,7 +181,7 @@ def logs(job: str | None, rank: int) -> None:
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 def story(run: str | None) -> None:
-    """Describe a run in plain words. Each incident is shown with its cause, recovery and cost.
+    """Describe a run in plain words: each incident, its cause, how it was mended, and what it cost.
 
     Default: the running job, else the newest.
     """
@@ -195,17 +195,17 @@ def story(run: str | None) -> None:
 
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
-@click.option("--price", type=float, default=0.0, metavar="$", help="Of a node, an hour.  [0]")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--price", type=float, default=0.0, metavar="$", help="Price of a node-hour.  [0]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def goodput(run: str | None, price: float, as_json: bool) -> None:
-    """Account for each rank-second of a run. Lost time is shown by incident, node and cause.
+    """Show where each rank-second of a run went, and what each incident, node and cause cost.
 
     Default: the running job, else the newest.
     """
     import msgspec
 
     if not 0.0 <= price < float("inf"):
-        raise UsageError(f"--price {price:g} is no price", hint="give that of a node, an hour: a number from 0 on")
+        raise UsageError(f"--price {price:g} is no price", hint="give the price of a node-hour: a number from 0 on")
     from regrow.launch.verifying import find_run_on_one_clock
     from regrow.observe.goodput_report import report, report_lines
 
@@ -220,7 +220,7 @@ def goodput(run: str | None, price: float, as_json: bool) -> None:
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 @click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="A .png, a .svg, or a folder for both.")
 @click.option("--x", "axis", type=click.Choice(["time", "step"]), default="time", help="The x axis.  [time]")
-@click.option("--metric", default="loss", metavar="NAME", help="Which logged number is shown.  [loss]")
+@click.option("--metric", default="loss", metavar="NAME", help="Logged number to show.  [loss]")
 def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
     """Draw world size, throughput and loss of a run. Marks incidents; needs regrow[plot].
 
@@ -235,8 +235,8 @@ def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
 
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER]")
-@click.option("--otlp", required=True, metavar="URL", help="Of a collector, http://HOST:4318.")
-@click.option("--follow", is_flag=True, help="Until the job ends, each incident as soon as it is over.")
+@click.option("--otlp", required=True, metavar="URL", help="Address of an OpenTelemetry collector, http://HOST:4318.")
+@click.option("--follow", is_flag=True, help="Until the job ends, send each incident as soon as it is over.")
 def spans(run: str | None, otlp: str, follow: bool) -> None:
     """Send the incidents of a run as OpenTelemetry traces, their stages as spans; needs regrow[otel].
 

@@ -11,8 +11,8 @@ from regrow.core.errors import UsageError
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE|RANK")
-@click.option("--to", metavar="NODE", help="Where they go; else where there is room.")
-@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+@click.option("--to", metavar="NODE", help="Node to move to; else any that has room.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
     """Move ranks of JOB to a spare node while it trains. NODE: all ranks of this node; RANK: one rank, a number.
 
@@ -33,10 +33,10 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
 
 @click.command("rolling-restart")
 @click.argument("job", required=False)
-@click.option("--run", "command", required=True, metavar="COMMAND", help="Restarts $REGROW_NODE, on $REGROW_HOST.")
+@click.option("--run", "command", required=True, metavar="COMMAND", help="Restarts $REGROW_NODE on host $REGROW_HOST.")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this one; may be given several times.")
-@click.option("--patience", default="10min", metavar="TIME", help="For a node to be empty, and to be back.  [10min]")
-@click.option("--again", is_flag=True, help="Begin with the first, though some are done.")
+@click.option("--patience", default="10min", metavar="TIME", help="Time for a node to empty, then return.  [10min]")
+@click.option("--again", is_flag=True, help="Begin with the first node, even if some are done.")
 def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patience: str, again: bool) -> int:
     """Restart all nodes of JOB in turn while it trains. This needs a spare node (--spares).
 

@@ -126,9 +126,9 @@ def _count_gpus() -> int:
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def try_(script: str, **values: Any) -> int:
-    """Test that SCRIPT survives a kill of each rank in each phase. The results are compared bit by bit.
+    """Test SCRIPT: run a few steps undisturbed, then kill each rank in each phase, and compare bit by bit.
 
-    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: see the table.
+    SCRIPT writes its own files as in any run. Exit code 0: all is mended and equal. 1: the table shows differences.
     """
     from regrow.launch.trial import TrialFlags, run_trial
 
@@ -151,7 +151,9 @@ def _refuse_without_meaning(context: click.Context, *, train: bool) -> None:
     for name, flag in (_WITHOUT_TRAINING if train else _WITH_TRAINING).items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             if train:
-                raise UsageError(f"{flag} says nothing to --train", hint="run regrow doctor with it, without --train")
+                raise UsageError(
+                    f"{flag} has no effect with --train", hint="run regrow doctor with it, without --train"
+                )
             raise UsageError(f"{flag} is about a training", hint="give --train with it")
 
 
@@ -199,10 +201,10 @@ def doctor(
 
 
 @click.command()
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="File for the figures.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the model, the data and the faults.")
-@click.option("--plain", is_flag=True, help="Lines instead of the live view.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the model, the data and the faults.")
+@click.option("--plain", is_flag=True, help="Print lines instead of the live view.")
 def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
     """Train a small GPT while three of its workers are killed. The result is compared with the undisturbed run."""
     from regrow.launch.demo import run_demo

@@ -152,7 +152,7 @@ class PastCalls:
         try:
             parts = _PARTS.decode(encoded) if encoded else []
         except msgspec.MsgspecError as error:
-            raise ProtocolError(f"what was told of collectives between steps does not decode: {error}") from error
+            raise ProtocolError(f"the record of collectives between steps does not decode: {error}") from error
         with self._lock:
             self._parts = {part.place: part for part in parts}
 

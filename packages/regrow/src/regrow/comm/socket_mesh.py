@@ -151,7 +151,7 @@ class SocketMesh:
             poller.register(sock, select.POLLIN)
         ready = poller.poll(1000 * _ANY_S) if known else []
         if not ready and time.monotonic() > until:
-            raise DeadlineExceeded(f"{self._name}: nobody sent what was awaited from anyone")
+            raise DeadlineExceeded(f"{self._name}: no rank sent the awaited message")
         return [by_descriptor[descriptor] for descriptor, _ in ready]
 
     def _move(self, sending: dict[int, Pieces], awaited: dict[int, Awaited], socks: Socks) -> None:

@@ -61,7 +61,7 @@ class EarlyReads:
     def watch(self, *, rewrites: bool = True) -> None:
         """Note reads from now on, also of torchrun's variables; without `rewrites` every value counts as read."""
         if not rewrites:
-            self.found = dict.fromkeys(PlaceInWorld, "nobody may look, with --no-script-rewrite")
+            self.found = dict.fromkeys(PlaceInWorld, "regrow may not look there, with --no-script-rewrite")
             return
         self.watching = True
         watch_environment(VARIABLES, lambda name: self.note(_VARIABLES[name], name))

@@ -169,8 +169,8 @@ class _Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         if status != web.HTTPBadRequest.status_code:
             return super().handle_error(request, status, exc, message)
-        refused.add(self.caller.listener.name, "what is no request")
-        response = web.Response(status=status, text="this is no request\n")
+        refused.add(self.caller.listener.name, "an invalid request")
+        response = web.Response(status=status, text="invalid request\n")
         response.force_close()
         return response
 
@@ -259,7 +259,7 @@ class HttpListener:
         turn = _TURN_S if self._context is None else _TURN_TLS_S
         caller.timers = [
             self._loop.call_later(turn, self._loop.call_soon, self._loop.call_soon, self._had_turn, caller),
-            self._loop.call_later(HELLO_S, caller.hang_up, f"somebody who said nothing whole within {HELLO_S:g} s"),
+            self._loop.call_later(HELLO_S, caller.hang_up, f"a client with no whole request within {HELLO_S:g} s"),
         ]
         caller.task = supervised(
             self._serve(connection, caller), "taking a call", lambda _, error: self._lost(caller, error)
@@ -294,7 +294,7 @@ class HttpListener:
         oldest = next(iter(self.waiting), None)
         if oldest is None or not (oldest.had_turn or at_once):
             return False
-        oldest.hang_up("somebody who said nothing while others waited")
+        oldest.hang_up("a client that sent nothing while others waited")
         return True
 
     def _pause(self) -> None:

@@ -287,7 +287,7 @@ class ThreadServer:
                 except RuntimeError as error:
                     del self._serving[sock], self._strangers[sock]
                     sock.close()  # the caller may try again, when another thread can be started
-                    _log.warning("%s: nobody can attend to a connection: %s", self._name, error)
+                    _log.warning("%s: a connection cannot be served: %s", self._name, error)
 
     def _send_away(self) -> Seconds | None:
         """Close connections that stayed unknown too long; returns the time to the next look, None if none is left."""
@@ -303,7 +303,7 @@ class ThreadServer:
                     del self._strangers[sock]
                     hang_up(sock)  # under the lock: nobody else closes it meanwhile and gives its descriptor to another
             if left <= 0.0:
-                refused.add(self._name.removeprefix("regrow-"), "somebody who did not say who it is")
+                refused.add(self._name.removeprefix("regrow-"), "a client that did not identify itself")
             elif not crowded:
                 return left
             elif self._closed.wait(left):

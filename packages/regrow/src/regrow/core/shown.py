@@ -61,7 +61,7 @@ class Shown:
                 continue
             del self._waiting[:written]
             if self.left_out and not self._waiting:
-                self._waiting += f"[{self.left_out} bytes were not shown: nobody read them; logs have them]\n".encode()
+                self._waiting += f"[{self.left_out} bytes were not shown: not read in time; logs have them]\n".encode()
                 self.left_out = 0
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ class _Tunnel:
         if not _hung_up(self.near):
             self._watch(poller, self.near, select.EPOLLRDHUP)
         elif not _waiting(self.near):
-            raise ConnectionAbortedError("nobody waits for it any more")
+            raise ConnectionAbortedError("no request waits for it any more")
         elif self.until is None:  # its last bytes may still be delivered
             self.until = time.monotonic() + LAST_WORDS_S
             self._watch(poller, self.near, 0)

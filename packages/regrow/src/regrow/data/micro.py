@@ -24,7 +24,7 @@ def samples_in(batch: Any) -> int:
     if found is None:
         raise UsageError(
             f"it cannot be seen how many samples a batch of type {type(batch).__name__} has",
-            hint="say its weight: micro.backward(loss, weight=...)",
+            hint="give its weight: micro.backward(loss, weight=...)",
         )
     return found
 

@@ -57,7 +57,7 @@ def _impossible(check: DrillCheck) -> str:
         return "no accelerator"
     kind = accelerators.kind()
     if check.name == "memory" and not hasattr(torch.get_device_module(kind), "mem_get_info"):
-        return f"torch.{kind} does not tell how much memory is free"
+        return f"torch.{kind} does not report its free memory"
     return ""
 
 

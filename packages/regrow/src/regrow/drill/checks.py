@@ -33,7 +33,7 @@ CHECKS: Final = (
     DrillCheck("groups", "groups are aborted and formed again 5 times, and leak nothing", 120.0, quick=True, jobs=1),
     DrillCheck("kills-ddp", "DDP: a killed rank changes no bit", 180.0, quick=True, jobs=2),
     DrillCheck("kills-hsdp", "HSDP: a killed rank changes no bit", 240.0, jobs=2),
-    DrillCheck("hang", "a rank that stands still is noticed and replaced", 150.0, quick=True, jobs=2),
+    DrillCheck("hang", "a rank that hangs is noticed and replaced", 150.0, quick=True, jobs=2),
     DrillCheck(
         "sick-device", "a device that fails for good is left, and the job goes on", 90.0, jobs=2, accelerator=True
     ),

@@ -204,6 +204,6 @@ def _carry_out(
         return CheckResult(check.name, CheckStatus.FAILED, "", took, f"the check itself failed: {last}", text)
     result = msgspec.json.decode(path.read_bytes(), type=CheckResult)
     if left_behind and result.status is CheckStatus.OK:
-        cause = f"{left_behind} processes were left behind"
+        cause = f"{left_behind} processes were left running"
         return msgspec.structs.replace(result, status=CheckStatus.FAILED, cause=cause, seconds=took)
     return msgspec.structs.replace(result, seconds=took)

@@ -141,7 +141,7 @@ class _Round:
                 said = self._decoder.decode(line)
             except msgspec.MsgspecError as error:
                 text = line[:200].decode(errors="replace")
-                raise _Failure(FailedHow.GARBLED, f"the probe said {text!r}, which is no reading: {error}") from None
+                raise _Failure(FailedHow.GARBLED, f"the probe said {text!r}, which is not a reading: {error}") from None
             self._take(said)
             if not self.left:
                 return

@@ -268,7 +268,9 @@ class Hydration:
             if pending and (not flows or spoiled_rounds >= _READS_OF_A_BAD_CHUNK):
                 self._check()
                 left = sum(span.length for span in pending)
-                raise HydrationError(f"{left} bytes of state@{self._step} could not be had: {'; '.join(self._lost)}")
+                raise HydrationError(
+                    f"{left} bytes of state@{self._step} could not be received: {'; '.join(self._lost)}"
+                )
 
     def _do_beside(self) -> None:
         beside, self._beside = self._beside, None

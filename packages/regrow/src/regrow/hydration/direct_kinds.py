@@ -31,7 +31,7 @@ def exposed(
         except RegrowError as error:
             return Direct(why=f"the holder cannot: {error}"), _nothing
         return Direct(NIXL, exposure.passport), exposure.close
-    return Direct(why="the holder was not told to" if wanted else ""), _nothing
+    return Direct(why="the holder is not configured for it" if wanted else ""), _nothing
 
 
 def _nothing() -> None: ...

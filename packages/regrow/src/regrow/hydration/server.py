@@ -303,7 +303,7 @@ class HydrationServer:
             if generation != ask.generation:
                 return f"generation {ask.generation} is over, this is generation {generation}"
             if step != ask.step:
-                return f"the state here stands at step {step}, not at {ask.step}"
+                return f"the state here is at step {step}, not at {ask.step}"
             self._reading.add(sock)
             return ""
 

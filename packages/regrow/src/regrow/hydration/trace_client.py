@@ -50,8 +50,8 @@ class TraceRequest:
                 sock.close()
         except (OSError, EOFError, DeadlineExceeded) as error:
             if self._cancelled:
-                raise GenerationHalted("the question was taken back") from error
-            raise HydrationError(f"{self._endpoint} does not say what it has computed: {error}") from error
+                raise GenerationHalted("the request was cancelled") from error
+            raise HydrationError(f"{self._endpoint} did not send a trace of its step: {error}") from error
 
     def _asked(self, sock: socket.socket, deadline: Instant) -> bytes:
         patience = max(0.1, deadline - time.monotonic())
@@ -69,6 +69,6 @@ class TraceRequest:
         with self._lock:
             if self._cancelled:
                 sock.close()
-                raise GenerationHalted("the question was taken back")
+                raise GenerationHalted("the request was cancelled")
             self._sock = sock
         return sock

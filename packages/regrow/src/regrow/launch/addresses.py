@@ -75,7 +75,7 @@ def _own_address(bind: str, most: int) -> str:
         return LOOPBACK
     if bind in ANY:
         raise UsageError(
-            f"--bind {bind} does not say under which name other nodes reach this one",
+            f"--bind {bind} is no address at which other nodes can reach this one",
             hint="add --rdzv-endpoint HOST:PORT, or --local-addr HOST",
         )
     return bind
@@ -85,7 +85,7 @@ def check_reachable(host: str, bind: str) -> None:
     """Raise `UsageError` if this node would listen on loopback only while node 0 is on another machine."""
     if not is_loopback(host) and is_loopback(bind):
         raise UsageError(
-            f"{host} is beyond this machine, and regrow listens on {LOOPBACK} only unless told to",
+            f"{host} is beyond this machine, and without --bind regrow listens on {LOOPBACK} only",
             hint="add --bind with this node's address, or 0.0.0.0",
         )
 

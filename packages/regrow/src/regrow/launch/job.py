@@ -283,7 +283,7 @@ def world_of(flags: RunFlags, around: HostEnvironment) -> int:
 def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]:
     notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
-    exclude(flags.standalone and nodes.most > 1, f"--standalone is for one node, --nnodes says {flags.nnodes}")
+    exclude(flags.standalone and nodes.most > 1, f"--standalone is for one node, --nnodes is {flags.nnodes}")
     exclude(flags.module and flags.no_python, "--module and --no-python exclude each other")
     asked = flags.proof == "fork" or flags.warmth == Warmth.BUILT  # both need the rewritten script
     exclude(flags.no_script_rewrite and asked, "--no-script-rewrite allows neither --proof fork nor --warmth built")

@@ -175,7 +175,7 @@ class _Joining:
                 unlike = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientSSLError)
                 silent += unlike
                 if unlike and silent == _SAID_AFTER:
-                    cause = f"who listens at {self._base} hangs up without an answer: perhaps a job with TLS"
+                    cause = f"{self._base} closes the connection without an answer: perhaps a job with TLS"
                     if isinstance(error, aiohttp.ClientSSLError):
                         cause = f"there is no TLS connection to {self._base}: {error}"
                     self._console.say(f"{cause} ({tls.ALIKE}); waiting on")
@@ -274,7 +274,7 @@ class _Joining:
         if left.given_back:
             self._console.note(f"{self._plan.node} has left the job, which goes on without it")
             return EndJob(self._given_back_code, "it was given back")
-        return EndJob(RUN_AGAIN, f"the agent of this node {left.how}; what it said is above")
+        return EndJob(RUN_AGAIN, f"the agent of this node {left.how}; its output is above")
 
     # --- interruptions -----------------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class _Joining:
             ) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            self._give_up(f"node 0 cannot be told ({error})")
+            self._give_up(f"node 0 cannot be notified ({error})")
 
     def _ask_drain(self, session: aiohttp.ClientSession, why: str, number: signal.Signals) -> None:
         grace = self._plan.drain_grace
@@ -315,7 +315,7 @@ class _Joining:
         try:
             answer = await self._ask(session, "POST", "/drain", AnswerScale, msgspec.json.encode(request))
         except (aiohttp.ClientError, TimeoutError, UsageError) as error:
-            self._give_up(f"node 0 cannot be told ({error})")
+            self._give_up(f"node 0 cannot be notified ({error})")
         else:
             if not answer.accepted:
                 self._give_up(answer.reason)

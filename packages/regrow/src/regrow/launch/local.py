@@ -270,7 +270,7 @@ class _Launch:
         if left.given_back:
             self._console.note(f"{agent.node} has left the job, which goes on without it")
         else:
-            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {agent.node} {left.how}; what it said is above"))
+            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {agent.node} {left.how}; its output is above"))
 
     @staticmethod
     def _watch_failed(coordinator: Coordinator, doing: str, error: BaseException) -> None:

@@ -32,18 +32,18 @@ _TLS: Final[tuple[Decorator, ...]] = tuple(
     click.option(f"--tls-{name}", default="", metavar="FILE", expose_value=False, callback=_encrypt, help=text)
     for name, text in (
         ("cert", "This node's certificate, PEM: encrypt what leaves it.  [$REGROW_TLS_CERT]"),
-        ("key", "Its key.  [$REGROW_TLS_KEY]"),
-        ("ca", "Who has signed the nodes' certificates.  [$REGROW_TLS_CA; none: all have the same one]"),
+        ("key", "Key of this certificate.  [$REGROW_TLS_KEY]"),
+        ("ca", "Signer of the nodes' certificates.  [$REGROW_TLS_CA; none: all have the same one]"),
     )
 )
 _NODE: Final[tuple[Decorator, ...]] = (
     _text("--bind", "HOST", "Listen here, not on loopback only."),
     _text("--state-addr", "ADDRESS,...", "Give state to newcomers at these addresses too."),
-    _text("--data-cache", "DIR", "Where batches are kept, or off.  [/dev/shm]"),
+    _text("--data-cache", "DIR", "Folder for batches, or off.  [/dev/shm]"),
     _text(
         "--node-metrics",
         "[HOST:]PORT",
-        "Each agent serves metrics of its node there, to whoever asks.  [$REGROW_NODE_METRICS]",
+        "Each agent serves metrics of its node there, to any client.  [$REGROW_NODE_METRICS]",
         envvar="REGROW_NODE_METRICS",
     ),
     *_TLS,
@@ -51,17 +51,17 @@ _NODE: Final[tuple[Decorator, ...]] = (
 """Options of one node, for `regrow run` and `regrow agent`."""
 
 _RUN: Final[tuple[Decorator, ...]] = (
-    _number("--standby", "N", "Warm workers a node that wait to take a lost place.", 0),
+    _number("--standby", "N", "Warm workers per node that replace lost ranks.", 0),
     _text(
         "--warmth",
         "|".join(Warmth),
-        "How far standbys go ahead.  [built; imports where ranks use all devices of a node]",
+        "How far standbys prepare.  [built; imports where ranks use all devices of a node]",
     ),
-    _number("--max-faults", "N", "Most faults within --window.  [100]", 100),
-    _text("--window", "TIME", "See --max-faults.  [1h]", "1h"),
+    _number("--max-faults", "N", "Most faults tolerated within --window.  [100]", 100),
+    _text("--window", "TIME", "Time in which --max-faults counts.  [1h]", "1h"),
     _text("--checkpoint-dir", "DIR", "Folder or URL of durable checkpoints; else none."),
-    click.option("--checkpoint-every", metavar="TIME", help="Time between them.  [10min]"),
-    _number("--checkpoint-keep", "K", "How many of the newest stay.  [2]", 2),
+    click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints.  [10min]"),
+    _number("--checkpoint-keep", "K", "Number of newest checkpoints to keep.  [2]", 2),
     _text(
         "--resume",
         "auto|must|never",
@@ -71,31 +71,31 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option(
         "--local-nodes", type=int, metavar="N", help="Nodes of the job, all on this machine, to try them out."
     ),
-    _number("--spares", "N", "Of the nodes, so many wait with warm workers to take a lost one's ranks.", 0),
-    _text("--node-timeout", "TIME", "How long a lost node is waited for.  [10min]", "10min"),
-    _text("--node-lease", "TIME", "A node that answers nothing for so long is lost.  [10s]", "10s"),
-    _text("--replicas", "MIN:MAX", "The world may have so many replicas.  [as --nnodes]"),
+    _number("--spares", "N", "Nodes that wait with warm workers to take a lost node's ranks.", 0),
+    _text("--node-timeout", "TIME", "Time to wait for a lost node.  [10min]", "10min"),
+    _text("--node-lease", "TIME", "A node that does not answer for this long is lost.  [10s]", "10s"),
+    _text("--replicas", "MIN:MAX", "Smallest and largest number of replicas.  [as --nnodes]"),
     _number("--replica-ranks", "N", "Ranks of one replica.  [1]", 1),
     _text("--replica-sizes", "N,...", "Only these numbers of replicas."),
-    _text("--change-pause", "TIME", "Least time between two wanted changes of size.  [0s: none]", "0s"),
+    _text("--change-pause", "TIME", "Least time between requested changes of size.  [0s: none]", "0s"),
     _flag("--no-elect", "No other node takes over the coordinator when node 0 is lost."),
-    _text("--witness", "DIR", "On a disk of all nodes: votes when node 0 is lost."),
+    _text("--witness", "DIR", "Folder on a shared disk: it votes when node 0 is lost."),
     click.option("--slots", type=int, metavar="N", help="Ranks for which a node has room.  [its part of --replicas]"),
-    _text("--drain-grace", "TIME", "To leave a node that a signal gives back, or to save first.  [30s]", "30s"),
-    _text("--domain", "LABEL", "What fails with this node, a rack; for --buddy-every."),
+    _text("--drain-grace", "TIME", "Time to leave a node that a signal gives back, or to save.  [30s]", "30s"),
+    _text("--domain", "LABEL", "Failure domain of this node, such as its rack; for --buddy-every."),
     _number("--buddy-every", "K", "Copy state to another node each K steps.", 0),
     _number("--digest-every", "N", "Compare replicas each N steps, 0.2 s a GB.  [0: never]", 0),
     click.option(
         "--on-divergence",
         type=click.Choice(["warn", "stop"]),
         default="warn",
-        help="Replicas differ: train on and end with 76, or end at once.  [warn]",
+        help="If replicas differ: train on and end with 76, or end at once.  [warn]",
     ),
     _flag("--no-audit", "Do not look for replicas that differ."),
     _text(
         "--proof",
         "auto|fork|off",
-        "Standbys prove that they compute what ranks do; `fork`: without one, a newcomer.  [auto, $REGROW_PROOF]",
+        "Prove that standbys compute the same as ranks; `fork`: or that a newcomer does.  [auto, $REGROW_PROOF]",
         "auto",
         envvar="REGROW_PROOF",
     ),
@@ -109,32 +109,30 @@ _RUN: Final[tuple[Decorator, ...]] = (
         type=click.Path(exists=True, dir_okay=False, executable=True),
         multiple=True,
         metavar="EXE",
-        help="A check of yours beside these; repeatable.",
+        help="Program of your own that checks a node; repeatable.",
     ),
-    _number(
-        "--straggler-steps", "K", "Tell of a rank that is slower than the others so often in a row.  [20; 0: never]", 20
-    ),
-    _flag("--replace-stragglers", "Replace their nodes where others have room."),
-    _flag("--check-for-nan", "A NaN or inf in loss or gradients: run the step again, end if it repeats."),
-    _flag("--no-script-rewrite", "Write nothing into the script's frames; what needs that is refused by name."),
-    _text("--log-rules", "FILE", "What to look for in workers' output, in TOML."),
-    _text("--data-cache-bytes", "SIZE", "A node's.  [4GiB, a quarter of what is free]"),
+    _number("--straggler-steps", "K", "Report a rank slower than the others this often in a row.  [20; 0: never]", 20),
+    _flag("--replace-stragglers", "Move stragglers to other nodes if these have room."),
+    _flag("--check-for-nan", "On NaN or inf in loss or gradients: run the step again, end if it repeats."),
+    _flag("--no-script-rewrite", "Write nothing into the script's frames; refuse scripts that need it."),
+    _text("--log-rules", "FILE", "Rules for lines in workers' output, in TOML."),
+    _text("--data-cache-bytes", "SIZE", "Size of a node's cache.  [4GiB, a quarter of what is free]"),
     _text("--hang-timeout", "TIME", "Most time without progress in a step.  [by evidence]"),
-    click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable."),
+    click.option("--preload", multiple=True, metavar="MODULE", help="Import before workers are forked; repeatable."),
     _text(
         "--hydration",
         "sockets|memory|nixl",
         "How newcomers read state: out of a holder's memory within a node, or by RDMA.  [sockets]",
         "sockets",
     ),
-    _text("--watch", "[HOST:]PORT", "Show metrics and a live page there, to whoever asks."),
-    _text("--token-file", "FILE", "The secret of a job of several nodes; or REGROW_TOKEN."),
+    _text("--watch", "[HOST:]PORT", "Show metrics and a live page there, to any client."),
+    _text("--token-file", "FILE", "File with the secret of a job of several nodes; or REGROW_TOKEN."),
     *_NODE,
     click.option("--trial-steps", type=int, default=0, hidden=True),
-    _text("--fault-plan", "FILE", "Faults on demand, in TOML."),
+    _text("--fault-plan", "FILE", "Faults to inject, in TOML."),
     _text("--job", "NAME", "The job's name."),
-    _text("--tag", "NAME", "Of a sweep: regrow jobs --tag NAME shows its jobs."),
-    _flag("--quiet", "Say only what went wrong."),
+    _text("--tag", "NAME", "Name of a sweep: regrow jobs --tag NAME shows its jobs."),
+    _flag("--quiet", "Print only errors and warnings."),
 )
 _AGENT: Final[tuple[Decorator, ...]] = (
     click.option(
@@ -142,19 +140,19 @@ _AGENT: Final[tuple[Decorator, ...]] = (
         is_flag=False,
         flag_value="",
         metavar="[HOST:PORT|JOB]",
-        help="Where node 0 is found, or a job on this machine; without either the one that runs here.",
+        help="Address of node 0, or a job on this machine; without either, the job that runs here.",
     ),
     click.option("--slots", type=int, metavar="N", help="Ranks for which this node has room.  [as the job's others]"),
-    _text("--stay", "TIME", "How long this node is expected to be there."),
-    _text("--name", "NODE", "What it is called.  [the next free nodeN]"),
-    _text("--domain", "LABEL", "What fails with this node, a rack."),
-    _text("--local-addr", "HOST", "How other nodes reach this one."),
-    _text("--data-cache-bytes", "SIZE", "How much.  [4GiB, a quarter of what is free]"),
-    _text("--grace", "TIME", "To leave this node after a signal.  [30s]", "30s"),
-    _text("--wait", "TIME", "For a job without an answer or a place.  [not at all]"),
-    _text("--token-file", "FILE", "The job's secret; or REGROW_TOKEN."),
+    _text("--stay", "TIME", "Time for which this node is expected to stay."),
+    _text("--name", "NODE", "Name of this node.  [the next free nodeN]"),
+    _text("--domain", "LABEL", "Failure domain of this node, such as its rack."),
+    _text("--local-addr", "HOST", "Address at which other nodes reach this one."),
+    _text("--data-cache-bytes", "SIZE", "Size of the cache.  [4GiB, a quarter of what is free]"),
+    _text("--grace", "TIME", "Time to leave this node after a signal.  [30s]", "30s"),
+    _text("--wait", "TIME", "Time to wait for a job without an answer or a place.  [not at all]"),
+    _text("--token-file", "FILE", "File with the job's secret; or REGROW_TOKEN."),
     *_NODE,
-    _flag("--quiet", "Say only what went wrong."),
+    _flag("--quiet", "Print only errors and warnings."),
 )
 
 
@@ -162,17 +160,21 @@ _TRY: Final[tuple[Decorator, ...]] = (
     click.option("--nproc-per-node", "nproc", type=click.IntRange(min=1), default=2, metavar="N", help="Ranks.  [2]"),
     click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps of a run.  [as the kills need]"),
     click.option("--kills", type=click.IntRange(min=1), metavar="N", help="Kills in a run.  [each rank in each phase]"),
-    click.option("--buddy-every", type=click.IntRange(min=0), default=0, metavar="K", help="As that of regrow run."),
+    click.option("--buddy-every", type=click.IntRange(min=0), default=0, metavar="K", help="As in regrow run."),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
 )
 
 _DOCTOR: Final[tuple[Decorator, ...]] = (
-    click.option("--check", "checks", multiple=True, metavar="EXE", help="A check of yours; repeatable."),
-    _text("--check-timeout", "TIME", "How long each of them may take.  [30s]", "30s"),
-    click.option("--peer", "peers", multiple=True, metavar="HOST:PORT", help="Connect to it too; repeatable."),
-    _flag("--quick", "Only what takes no context on a GPU: about a second."),
-    _text("--node", "NAME", "What verdicts call this machine.  [its host name]"),
-    click.option("--json", is_flag=False, flag_value="-", default="", metavar="[FILE]", help="For programs."),
+    click.option(
+        "--check", "checks", multiple=True, metavar="EXE", help="Program of your own that checks a node; repeatable."
+    ),
+    _text("--check-timeout", "TIME", "Time limit of each check.  [30s]", "30s"),
+    click.option(
+        "--peer", "peers", multiple=True, metavar="HOST:PORT", help="Connect to this address too; repeatable."
+    ),
+    _flag("--quick", "Only checks without a context on a GPU: about a second."),
+    _text("--node", "NAME", "Name of this machine in verdicts.  [its host name]"),
+    click.option("--json", is_flag=False, flag_value="-", default="", metavar="[FILE]", help="Print JSON."),
     _flag(
         "--train",
         "Train, strike and compare, for 10 minutes at most. --check then names one of its checks, and --quick "
@@ -181,16 +183,18 @@ _DOCTOR: Final[tuple[Decorator, ...]] = (
     click.option(
         "--nproc-per-node", "ranks", type=click.IntRange(min=2), metavar="N", help="With --train: ranks of a node."
     ),
-    click.option("--state-gb", type=click.FloatRange(min=0), default=10.0, metavar="GB", help="State of a node.  [10]"),
+    click.option(
+        "--state-gb", type=click.FloatRange(min=0), default=10.0, metavar="GB", help="Size of a node's state.  [10]"
+    ),
     click.option("--nodes", type=click.IntRange(min=1), default=1, metavar="N", help="Run this on N nodes at once."),
     click.option(
         "--node-rank",
         type=int,
         envvar=["PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX"],
         metavar="N",
-        help="Which of the nodes this is.",
+        help="Number of this node, from 0.",
     ),
-    click.option("--rdzv-endpoint", "endpoint", default="", metavar="HOST:PORT", help="Where node 0 is found."),
+    click.option("--rdzv-endpoint", "endpoint", default="", metavar="HOST:PORT", help="Address of node 0."),
     _text("--bind", "IP", "With --nodes: listen here."),
 )
 

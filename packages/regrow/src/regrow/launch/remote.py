@@ -102,7 +102,7 @@ class CoordinatorClient:
             raise DeadlineExceeded(f"{self._address} did not answer within {self._timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             hint = tls.ALIKE if isinstance(error, ssl.SSLError) else "the job may just have ended, or it has TLS"
-            raise CoordinatorGone(f"nobody answers at {self._address}: {error}", hint=hint) from error
+            raise CoordinatorGone(f"no coordinator answers at {self._address}: {error}", hint=hint) from error
         finally:
             connection.close()
         if response.status >= 400:

@@ -28,17 +28,17 @@ def _option(*names: str, **settings: Any) -> Decorator:
 
 
 _USED: Final = (
-    _option("--nproc-per-node", default="1", metavar="N", help="Workers a node: a number, cpu, gpu or auto."),
+    _option("--nproc-per-node", default="1", metavar="N", help="Workers per node: a number, cpu, gpu or auto."),
     _option("--nnodes", default="1", metavar="N|MIN:MAX", help="Nodes of the job."),
-    _option("--node-rank", type=int, help="Which of the nodes this is."),
+    _option("--node-rank", type=int, help="Number of this node, from 0."),
     _option("--standalone", is_flag=True, help="One node; any --rdzv flag is ignored."),
-    _option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where node 0 is found."),
+    _option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Address of node 0."),
     _option("--rdzv-id", default="", metavar="NAME", help="The job's name, as --job."),
-    _option("--master-addr", default="", metavar="HOST", help="As the host in --rdzv-endpoint."),
+    _option("--master-addr", default="", metavar="HOST", help="Host of node 0, as in --rdzv-endpoint."),
     _option("--master-port", type=int, default=0, metavar="PORT", help="MASTER_PORT of the workers (one node)."),
-    _option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one."),
+    _option("--local-addr", default="", metavar="HOST", help="Address at which other nodes reach this one."),
     _option("--max-restarts", type=int, metavar="N", help="Most restarts of all workers; no limit by default."),
-    _option("--shutdown-timeout", "grace", default="10s", metavar="TIME", help="What workers get to end."),
+    _option("--shutdown-timeout", "grace", default="10s", metavar="TIME", help="Time for workers to end."),
     _option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
     _option("--no-python", is_flag=True, help="SCRIPT is a program, not Python."),
     _option("--log-dir", default="", metavar="DIR", help="Per-rank output files; in the job's folder by default."),
@@ -99,7 +99,7 @@ def _refuse_script(context: click.Context, parameter: click.Parameter, value: ob
     if value is not None:
         raise UsageError(
             f"{max(parameter.opts, key=len)} names a script that regrow run does not run",
-            hint="write it before or behind: ./pre.sh && regrow run ... && ./post.sh",
+            hint="run it before or after: ./pre.sh && regrow run ... && ./post.sh",
         )
 
 

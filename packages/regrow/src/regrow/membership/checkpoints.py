@@ -357,7 +357,7 @@ class Checkpoints:
         self._given_up = None if again and self._is_last else step
         then = "the job ends without it" if self._at_end else "training goes on"
         if again and self._is_last:
-            then = "who else has all of it is asked"
+            then = "another node that has the whole state is asked to write it"
         self._say_once(reason, f"state@{step} could not be written to disk: {reason}; {then}", now)
 
     @property

@@ -21,8 +21,8 @@ def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: 
     twice = ", the same error twice" if again else ""
     if behind:
         twice += (
-            f", both times in a body that was run again behind a fault ({behind}), and never before it: the script "
-            "may be right, and something that the cut-off body has left could not be put back (docs/limits.md)"
+            f", both times in a body that was run again after a fault ({behind}), and never before it: the script "
+            "may be right, and something that the interrupted body has left could not be put back (docs/limits.md)"
         )
     return f"{where}{twice}:\n{error.traceback.rstrip()}"
 
@@ -35,9 +35,9 @@ def unforeseen(change: str) -> str:
 def early_reads(where: str) -> str:
     """Standbys that have already run the script would be wrong for another rank."""
     return (
-        f"the script asks for its place before its loop ({where}), and what it decides by that would be wrong in a "
-        "standby that takes another one: standbys that may have to wait before the script from now on, as with "
-        "--warmth imports. To have built ones, ask session.is_main, session.rank or session.local_rank inside the loop"
+        f"the script asks for its place before its loop ({where}), and its decisions would be wrong in a standby "
+        "that takes another one: from now on standbys may have to wait before the script, as with --warmth "
+        "imports. To have built standbys, ask session.is_main, session.rank or session.local_rank inside the loop"
     )
 
 
@@ -64,7 +64,7 @@ def exposed(ranks: Sequence[Rank], home: str) -> str:
     """Ranks that hold the same part of the state and would fail together."""
     listed = ", ".join(map(str, ranks))
     return (
-        f"ranks {listed} hold the same part of the state and stand together on {home}: with that it would be lost "
+        f"ranks {listed} hold the same part of the state and are all on {home}: if it is lost, this part is too "
         "(--buddy-every K keeps copies elsewhere)"
     )
 
@@ -121,7 +121,7 @@ def torn(ranks: Mapping[Rank, StepNo]) -> str:
         f"the middle of the update of step {step}"
         for step, who in steps.items()
     ]
-    return f"{', '.join(parts)}, which was cut off there, so that nobody has the state before or after it"
+    return f"{', '.join(parts)}, which was cut off there, so that no rank has the state from before or after it"
 
 
 def uncovered(
@@ -134,11 +134,11 @@ def uncovered(
     cut = torn(broken)
     last = "".join(f" ({text})" for text in (reported, cut) if text)
     if not start.ranks:
-        return f"no step has a whole copy of the state in the memory of the living{last}"
+        return f"no step has a whole copy of the state in the memory of the remaining workers{last}"
     ranks = ", ".join(str(rank) for rank in start.ranks)
     whose = f"the state of rank {ranks}" if len(start.ranks) == 1 else f"the state of ranks {ranks}"
     why = "and no copy of it is in any agent's memory" if buddy_every else "and copies are not kept (--buddy-every)"
-    return f"{whose} is held by no living worker, {why}{last}"
+    return f"{whose} is held by no remaining worker, {why}{last}"
 
 
 def replicas_differ(
@@ -152,7 +152,7 @@ def replicas_differ(
     if undecided:
         parts.append(
             f"the states of {_places(undecided)} differ before step {step}{where}, and one of them is wrong: "
-            "another run from the last state that was equal will tell which"
+            "running again from the last equal state will show which one"
         )
     return "; ".join(parts)
 
@@ -164,8 +164,8 @@ def replicas_start_unlike(found: Divergence) -> str:
     return (
         f"{odd} {'start' if len(others) > 1 or len(others[0]) > 1 else 'starts'} with other values than "
         f"{_ranks(first)} in {', '.join(found.parts)}. If these are different parts of a model, give "
-        "protect(part=...); else build them alike, or leave out of the protected state what belongs to a rank: who "
-        "replaces a rank gets what another has"
+        "protect(part=...); else build them alike, or leave out of the protected state what belongs to a rank: a "
+        "replacement receives the values of another rank"
     )
 
 
@@ -183,10 +183,10 @@ def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
     return (
-        f"{text}. Training goes on with that, as without regrow; who replaces a rank gets what another has. Are "
-        "gradients reduced (DDP)? Protect whatever "
+        f"{text}. Training goes on with that, as without regrow; a replacement receives the values of another "
+        "rank. Are gradients reduced (DDP)? Protect whatever "
         'the body changes, and what belongs to one rank in a call of its own with part=f"rank{session.rank}"; '
-        "--digest-every tells bad memory from this"
+        "--digest-every finds bad memory"
     )
 
 
@@ -215,7 +215,7 @@ def replicas_differ_ever(times: int, cause: str) -> str:
 
 def no_agreed_state(step: StepNo) -> str:
     """There is no common state to go back to."""
-    return f"replicas differ before step {step}, and no state on which they agreed is left in the memory of the living"
+    return f"replicas differ before step {step}, and no state on which they agreed is left in any worker"
 
 
 def budget_spent(most: int, window: Seconds, cause: str) -> str:
@@ -336,7 +336,7 @@ def candidates_given_up(node: NodeId, what: str, error: tuple[ErrorReport, StepN
 def change_too_late(replicas: int, wanted: int, reason: str) -> str:
     """The training ended before the world had the wanted size."""
     were = "replica was" if wanted == 1 else "replicas were"
-    return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which came to nothing"
+    return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which was not possible"
 
 
 def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
@@ -351,7 +351,7 @@ def coordinator_failed(error: Exception) -> str:
     """A defect of regrow in the coordinator."""
     return (
         f"a defect of regrow, please report it: its coordinator failed ({type(error).__name__}: {error}); training "
-        f"goes on, and the agents are asked where everything stands"
+        f"goes on, and the agents are asked for the state of their workers"
     )
 
 
@@ -362,7 +362,7 @@ def taken_over(world: int) -> str:
 
 def not_standing() -> str:
     """After a takeover: the agents have answered, but some rank does not train."""
-    return "the coordinator works again, and not every rank stood in its generation"
+    return "the coordinator works again, but not every rank was in its generation"
 
 
 def in_between() -> str:
@@ -372,7 +372,7 @@ def in_between() -> str:
 
 def agent_silent(within: Seconds) -> str:
     """An agent has not reported its workers to a new coordinator."""
-    return f"it did not tell a new coordinator of its workers within {within:g} s"
+    return f"it did not report its workers to the new coordinator within {within:g} s"
 
 
 def stopped(reason: str, step: StepNo) -> str:

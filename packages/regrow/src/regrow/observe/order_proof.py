@@ -81,11 +81,11 @@ class _Prover:
         history, proof = self._history, self.proof
         proof.first, proof.steps, proof.unfinished = history.first, len(history.steps), history.unfinished
         if not history.steps:
-            proof.reasons.append("the records tell of no step that all ranks have committed")
+            proof.reasons.append("the records contain no step that all ranks have committed")
         if history.first > 0:
             proof.reasons.append(f"{spans(range(history.first))}: not in these records; name the jobs before them too")
         if not history.reported:
-            proof.reasons.append("there is no events.jsonl, or it does not say who was in the job")
+            proof.reasons.append("there is no events.jsonl, or it does not list the job's workers")
         if any(isinstance(each, GenerationFormed) and each.training for run in self._runs for each in run.records):
             proof.reasons.append("the script has several trainings, each with an order of its own, which is not proven")
             return proof.decide()
@@ -131,7 +131,7 @@ class _Prover:
         """Determine the shares that were read; None if that is impossible."""
         reported = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
         for rank in sorted(reads.counted.keys() - reported.keys()):
-            self._doubt(reads, f"the record of rank {rank} does not say what was read")
+            self._doubt(reads, f"the record of rank {rank} does not list what was read")
         worlds = sorted({data.shares for each in reported.values() for data in each})
         if len(worlds) > 1:
             text = f"its batch was cut into {' and into '.join(map(str, worlds))} shares"
@@ -230,7 +230,7 @@ class _Prover:
     def _follow(self, reads: StepReads, step: _Step | None, order: OrderSpec | None) -> None:
         """Compare the samples that each share read with the order, and count them."""
         if not _can_recompute(order):
-            self._unknown("no record tells the order" if order is None else "the loader has an order of its own")
+            self._unknown("no record contains the order" if order is None else "the loader has an order of its own")
             return
         shares = step.shares if step is not None else self._former.shares if self._former is not None else 0
         whole = self._addresses(reads, order, shares) if shares else None

@@ -250,7 +250,7 @@ def _draw_heading(figure: "Figure", picture: Picture) -> None:
 def _subtitle(picture: Picture) -> str:
     words = [f"{picture.steps:,} {'step' if picture.steps == 1 else 'steps'} in {_duration(picture.wall)}"]
     if picture.partial:
-        words.append(f"{picture.partial:,} of them not told by every rank")
+        words.append(f"{picture.partial:,} of them not reported by every rank")
     return ", ".join(words)
 
 

@@ -107,7 +107,7 @@ def _lines(record: Record, place: Place) -> list[str]:
         case IncidentClosed():
             return [
                 f"{place(record.step)}: {first_line(record.cause)}",
-                f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
+                f"the other ranks pause for {seconds(record.total)} ({_stages(record)})",
                 *_replacement(record),
                 *_ways(record.ways),
                 *filter(None, [not_kept([record])]),
@@ -181,7 +181,7 @@ def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
             f"{_steps(ledger.steps_lost)} lost, {ledger.steps_redone} computed again"
         )
         if not (ledger.proven or ledger.refuted) and any(incident.rung in _BELIEVED for incident in faults):
-            lines.append("who took a lost place was believed: none was compared with its rank beforehand")
+            lines.append("no replacement was compared with its rank before it took over")
     elif not ledger.open_incidents:
         lines.append("no incident")
     if changes:

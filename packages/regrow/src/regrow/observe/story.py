@@ -39,7 +39,7 @@ def describe(record: Record) -> str | None:
             return _mended(record)
         case GenerationFormed():
             of = count(len(record.workers), "rank")
-            return f"generation {record.generation} stands at step {record.step} with {of}"
+            return f"generation {record.generation} is at step {record.step} with {of}"
         case ReplicaCorrupted():
             where = f", in {', '.join(record.tensors)}" if record.tensors else ""
             times = count(record.on_node, "corruption")

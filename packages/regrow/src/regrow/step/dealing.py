@@ -31,7 +31,7 @@ def refusal(count: int, replicas: int) -> str | None:
     if count < 1:
         return f"a step of {count} micro-batches has nothing to compute"
     if replicas < 1:
-        return f"a world of {replicas} replicas has nobody to compute"
+        return f"a world of {replicas} replicas has no ranks to compute"
     if count < replicas:
         return f"{count} micro-batches a step are too few for {replicas} replicas: each needs at least one"
     return None

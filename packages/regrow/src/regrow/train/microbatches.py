@@ -162,7 +162,7 @@ class MicroBatches:
     def _log(self, micro: MicroBatch, metrics: dict[str, torch.Tensor | float]) -> None:
         if micro.done:
             raise UsageError(
-                f"micro-batch {micro.index} logs after its backward, which may have told its numbers to all ranks",
+                f"micro-batch {micro.index} logs after its backward, which may have sent its numbers to all ranks",
                 hint="call micro.log() before micro.backward()",
             )
         for name, value in metrics.items():

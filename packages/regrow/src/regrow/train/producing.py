@@ -80,7 +80,7 @@ def await_loader(link: WorkerLink) -> None:
     env = link.env
     producer, data = env.producer, env.data
     if producer is None or data is None:
-        leave("it was not told which loader it is for, and where the cache is")
+        leave("it did not receive its loader and the cache's folder")
 
     before = open_descriptors()
 

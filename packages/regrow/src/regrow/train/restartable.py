@@ -261,8 +261,8 @@ class RestartableCalls:
     def _doubt(self, why: str) -> None:
         worker = self._worker
         text = (
-            f"rank {worker.rank} was replaced when the others were behind a step, and did alone what they had been "
-            f"through: {why}. What it works out there is its own"
+            f"rank {worker.rank} was replaced when the others had ended a step, and ran alone the code that they "
+            f"had run together: {why}. Its results there are its own"
         )
         worker.send(facts.WorkerNoted(worker.worker_id, text, doubts=True))
 

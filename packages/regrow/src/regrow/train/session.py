@@ -152,7 +152,7 @@ class Session:
         if before is None and after is None:
             raise UsageError("on_regroup() was given nothing to call", hint="give before=, after= or both")
         if self._loop.started:
-            raise UsageError("on_regroup() was called after steps()", hint="call it before: newcomers are told too")
+            raise UsageError("on_regroup() was called after steps()", hint="call it before: newcomers need it too")
         self._context.regroups.add(before, after, within=within)
 
     def keep_world(self, reason: str) -> None:
@@ -324,7 +324,7 @@ class Session:
         if length is None or length < 1:
             raise UsageError(
                 f"a pass over this {type(loader).__name__} has no known number of whole steps",
-                hint="say how many steps an epoch has: session.epochs(loader, epochs, length=...)",
+                hint="give the number of steps of an epoch: session.epochs(loader, epochs, length=...)",
             )
         self._loop.has_epochs = True
         walk = self._walk(loader, epochs * length, microbatches, length=length)

@@ -22,7 +22,7 @@ def share_of(data: DeviceMesh | Share | None) -> Share | None:
     if isinstance(data, DeviceMesh):
         coordinate = data.get_coordinate()
         if coordinate is None:
-            raise UsageError(f"this rank is not in the mesh {data} that says which data it reads")
+            raise UsageError(f"this rank is not in the mesh {data} that decides which data it reads")
         share = 0
         for at, size in zip(coordinate, data.mesh.shape, strict=True):
             share = share * size + at

@@ -45,7 +45,7 @@ class OneTraining:
             encoded = encode(value, path="result")
         except StateError as error:
             raise UsageError(
-                f"the result of {self.name} cannot be told to other workers: {error}",
+                f"the result of {self.name} cannot be sent to other workers: {error}",
                 hint="let it be numbers and texts: tensor.item(), tensor.tolist(), or the name of a file",
             ) from error
         if len(encoded) > self._room:

@@ -86,7 +86,10 @@ class NodeWatch:
     async def _write_marks(self, nodes: list[Manifest], wanted: Mapping[str, AvoidedNodeMark], now: Instant) -> None:
         changed, left_out = marking(nodes, wanted, now)
         for name in left_out:
-            self._say(f"budget {name}", f"node {name} ({wanted[name].reason}) is not marked: a tenth of all is out")
+            self._say(
+                f"budget {name}",
+                f"node {name} ({wanted[name].reason}) is not marked: a tenth of all nodes is marked already",
+            )
         for node in changed:
             name = node["metadata"]["name"]
             mark = wanted.get(name) if any(each["key"] == TAINT for each in node["spec"].get("taints") or []) else None

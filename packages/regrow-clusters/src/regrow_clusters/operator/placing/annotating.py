@@ -61,7 +61,7 @@ class PodPlacer:
     def findings(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[JobFinding]:
         """Condition that reports whether pods have their places; empty if they need none or still wait."""
         if job.uid in self._refused:
-            text = f"pods cannot be told where they are: {self._refused[job.uid]}; apply the operator's manifests again"
+            text = f"pods cannot be given their places: {self._refused[job.uid]}; apply the operator's manifests again"
             return [JobFinding("PodsPlaced", False, "Refused", f"{text}, which have the right to patch pods")]
         placed = [bool(pod.topology) for pod in pods if pod.node]
         if job.spec.topology_labels and placed and all(placed):

@@ -29,8 +29,8 @@ def placed_arguments(
         if time.monotonic() >= last:
             if ranked:
                 raise NotPlaced(
-                    f"within {within:g} s nobody has said which node of the job this pod is",
-                    hint="is the operator running, and may it patch pods? kubectl describe trainingjob says more",
+                    f"within {within:g} s this pod got no node number in the job",
+                    hint="is the operator running, and may it patch pods? kubectl describe trainingjob shows more",
                 )
             break
         time.sleep(_LOOK_EVERY_S)

@@ -82,7 +82,7 @@ class EpochsOfSteps(_Behind):
             drop_last=inner.drop_last,
         )
         if not plan.per_epoch:
-            raise UsageError("nobody knows how many samples an epoch has", hint="give a data set with a length")
+            raise UsageError("the number of samples of an epoch is not known", hint="give a data set with a length")
         limit = trainer.limit_train_batches
         updates = int(plan.per_epoch * limit) if isinstance(limit, float) else min(plan.per_epoch, limit // per_update)
         self._schedule = Schedule(plan.microbatches, updates)
@@ -250,7 +250,7 @@ def _refuse_sums(logged: dict[str, Any], known: set[str]) -> None:
     for key, item in logged.items():
         if key not in known and item.meta.on_epoch:
             raise UsageError(
-                f"{item.meta.name!r} is logged over an epoch in on_train_batch_end, behind the step",
+                f"{item.meta.name!r} is logged over an epoch in on_train_batch_end, after the step",
                 hint="log it in training_step, or with on_epoch=False",
             )
 

@@ -98,7 +98,7 @@ class CopyStore:
             segment = self._segment(fact, pid)
             head = segment.head()
             if (head.rank, head.step, head.holding) != (fact.rank, fact.step, fact.holding):
-                raise Torn("the segment holds another copy than the worker said")
+                raise Torn("the segment holds another copy than the worker announced")
             stream = self._stream(fact.rank)
         except (OSError, RuntimeError, Torn) as error:  # RuntimeError: no thread can be started for the stream.
             _log.warning("the copy of rank %d's state@%d is lost: %s", fact.rank, fact.step, error)

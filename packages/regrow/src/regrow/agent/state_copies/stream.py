@@ -252,4 +252,4 @@ class RankStream:
 
 
 def _text(error: Exception) -> str:
-    return f"it took nothing for {STALL:.0f} s" if isinstance(error, TimeoutError) else str(error) or "it hung up"
+    return f"it accepted no data for {STALL:.0f} s" if isinstance(error, TimeoutError) else str(error) or "it hung up"

@@ -74,7 +74,7 @@ class KeyOwnership:
                 raise StoreRefusal(f"the generation of {key!r} is over: the oldest kept is {self._oldest}")
             if left <= 0:
                 raise StoreRefusal(
-                    f"this node's agent has not heard of the generation of {key!r} within {_NEWS_S:.0f} s"
+                    f"this node's agent has not received the generation of {key!r} within {_NEWS_S:.0f} s"
                 )
             if self._news is None:
                 self._news = asyncio.get_running_loop().create_future()

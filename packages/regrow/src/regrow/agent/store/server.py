@@ -254,7 +254,7 @@ class _Conversation(asyncio.Protocol):
 
     def give_way(self) -> None:
         """Refuse a client that has not greeted while others wait."""
-        self._refuse("somebody who did not greet while others waited")
+        self._refuse("a client that sent no greeting while others waited")
 
     def _refuse(self, why: str) -> None:
         if not self._transport.is_closing():

@@ -120,7 +120,7 @@ class SetUpAnswers:
 
     def _copy(self) -> None:
         if self._uncopied and self._target and (self._copying is None or self._copying.done()):
-            self._copying = supervised(self._copy_all(), "copying what the first workers have heard", _failed)
+            self._copying = supervised(self._copy_all(), "copying the answers that the first workers received", _failed)
 
     async def _copy_all(self) -> None:
         while self._uncopied and self._target:

@@ -131,7 +131,7 @@ class StoreNode:
                 await self._forget(key, self.copies.forget(key))
                 return StoreReply()
             case StoreHello() | StoreCancel():
-                raise StoreRefusal("hello was said already")
+                raise StoreRefusal("the greeting was sent twice")
             case StoreTable() | AnswersNoted() | AnswersAsked():
                 raise StoreRefusal("no tables and no answers of a set-up are kept here")
             case _:

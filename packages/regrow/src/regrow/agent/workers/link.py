@@ -93,8 +93,8 @@ class WorkerLink:
         """Raises `AgentGone` if the script has closed the channel, whose descriptor may be another file by now."""
         if not self._closed and (number := self._channel.replaced) is not None:
             raise AgentGone(
-                f"the script has closed descriptor {number}, by which worker {self.env.worker} speaks with its agent",
-                hint="close what the script has opened alone: os.closerange(3, ...) closes what others need",
+                f"the script has closed descriptor {number}, which connects worker {self.env.worker} to its agent",
+                hint="close only the descriptors that the script has opened: os.closerange(3, ...) closes others too",
             )
 
     def complain(self) -> None:
@@ -113,8 +113,8 @@ class WorkerLink:
         """Send a fact to the agent, from any thread. Raises `AgentGone`."""
         if os.getpid() != self.pid:
             raise AgentGone(
-                f"process {os.getpid()} is a fork of worker {self.env.worker} and cannot speak for it",
-                hint="what it has to tell, it has to tell the worker",
+                f"process {os.getpid()} is a fork of worker {self.env.worker} and cannot send messages for it",
+                hint="pass the data to the worker's process, which can send it",
             )
         self.check()
         try:
@@ -122,7 +122,7 @@ class WorkerLink:
         except OSError as error:
             self._gone = True
             raise AgentGone(
-                f"worker {self.env.worker} cannot tell its agent of {type(fact).__name__}: {error}",
+                f"worker {self.env.worker} cannot send {type(fact).__name__} to its agent: {error}",
                 hint="the agent of this node has ended; this worker should end too",
             ) from error
 

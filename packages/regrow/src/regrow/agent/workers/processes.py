@@ -97,7 +97,7 @@ def adopt_orphans() -> None:
         why = os.strerror(ctypes.get_errno())
         raise UsageError(
             f"the system call prctl(PR_SET_CHILD_SUBREAPER) is refused here: {why}",
-            hint="without it nobody could see to the workers; allow it in the container's seccomp profile",
+            hint="without it orphaned workers could not be ended; allow it in the container's seccomp profile",
         )
 
 

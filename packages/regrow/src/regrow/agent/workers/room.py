@@ -20,7 +20,7 @@ def refusal(ranks: Iterable[int], node: NodeId, proc: Path = Path("/proc"), grou
     free = min([_available(proc), *_left_in_groups(proc, groups)])
     if free >= wanted:
         return ""
-    return f"there is no room for a second copy on {node}: {free >> 20} MiB are free, {wanted >> 20} MiB are wanted"
+    return f"there is no room for a second copy on {node}: {free >> 20} MiB are free, {wanted >> 20} MiB are needed"
 
 
 def _resident(pid: int, proc: Path) -> int:

@@ -275,7 +275,7 @@ class Worker:
 
     def _receive(self, fact: WorkerFact) -> None:
         if fact.worker != self.id:
-            raise ProtocolError(f"it speaks for worker {fact.worker}")
+            raise ProtocolError(f"it sent a message of worker {fact.worker}")
         match fact:
             case facts.WorkerStaged():
                 before = [each for each in self.staged if (each.generation, each.step) != (fact.generation, fact.step)]

@@ -138,5 +138,5 @@ class NoteBounds:
         total, most = (self._own, OWN_BYTES) if own else (self._alike, ALIKE_BYTES)
         if total <= most:
             return ""
-        whose = "what this rank alone has heard" if own else "what ranks have told each other"
+        whose = "answers for this rank alone" if own else "answers that all ranks share"
         return f"{spoken(note)} makes {total >> 20} MiB of {whose} before the loop; {most >> 20} MiB are noted"

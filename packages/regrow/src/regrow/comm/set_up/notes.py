@@ -65,7 +65,7 @@ class AgentNotes:
             if found:
                 return found
             if time.monotonic() >= until:
-                raise DeadlineExceeded("what the first workers heard before their loop did not come in time")
+                raise DeadlineExceeded("the answers of the set-up did not arrive in time")
 
     def _ask(self, request: AnswersAsked) -> dict[str, bytes]:
         with self._connections.lent() as connection:

@@ -138,7 +138,7 @@ class Recording:
             self.fixed = f"{spoken(note)} was answered before the loop by as many ranks as there were then"
         else:
             self.fixed = (
-                f"{spoken(note)} was answered before the loop inside a replica, and a new one has heard nothing"
+                f"{spoken(note)} was answered before the loop inside a replica, and a new replica has no answer"
             )
 
     # --- answers -----------------------------------------------------------------------------------------------

@@ -80,5 +80,5 @@ def _in_a_fork(ask: Callable[[], Iterable[int]]) -> set[int]:
         os.waitpid(child, 0)
     said = received.decode(errors="replace").partition("\n")[0]
     if not said.replace(",", "").isdecimal():
-        raise UsageError(said or "torch did not say which processors are near")
+        raise UsageError(said or "torch did not report the processors near it")
     return set(map(int, said.split(",")))

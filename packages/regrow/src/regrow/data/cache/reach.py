@@ -122,7 +122,7 @@ class Reach:
                 if answer is not None:
                     return answer
                 if self._reader.halted:
-                    raise GenerationHalted(f"nobody needs the batch of step {key.step} now")
+                    raise GenerationHalted(f"no worker needs the batch of step {key.step} now")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self._stalled = True

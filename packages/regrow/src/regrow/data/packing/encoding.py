@@ -79,7 +79,7 @@ class Encoding:
             if not 0 <= extreme <= np.iinfo(self._recipe.dtype).max:
                 raise DataError(
                     f"{place}: token {extreme} does not fit into {self._recipe.dtype}",
-                    hint="the tokenizer's vocabulary is larger than it says",
+                    hint="the tokenizer's vocabulary is larger than it reports",
                 )
         end = [] if self._recipe.append_eos is None else [self._recipe.append_eos]
         return np.concatenate([tokens, end]).astype(self._recipe.dtype)

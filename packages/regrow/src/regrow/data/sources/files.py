@@ -120,7 +120,7 @@ def _stat(name: str, options: Mapping[str, Any]) -> SourceFile:
     if info.get("type") == "directory":
         raise IsADirectoryError(name)
     if info.get("size") is None:
-        raise UsageError(f"the server of {name} does not tell its size", hint="download the file first")
+        raise UsageError(f"the server of {name} does not report its size", hint="download the file first")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     return SourceFile(name, int(info["size"]), version, options)
 

@@ -23,7 +23,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
     try:
         yield min((_ask(settings) for _ in range(_ROUNDS)), key=lambda each: each.uncertainty)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield NotApplicable(f"the coordinator did not say its time: {error}")
+        yield NotApplicable(f"the coordinator did not send its time: {error}")
 
 
 def _ask(settings: ProbeSettings) -> ClockReading:

@@ -88,7 +88,9 @@ class Restoration:
 
     def _cannot(self, why: str) -> str:
         source = self._source
-        return f"the copy of rank {source.rank}'s state@{source.step} could not be had from {source.endpoint}: {why}"
+        return (
+            f"the copy of rank {source.rank}'s state@{source.step} could not be received from {source.endpoint}: {why}"
+        )
 
     def _connect(self) -> socket.socket:
         left = self._deadline - time.monotonic()
@@ -117,7 +119,7 @@ class Restoration:
         if isinstance(offer, CopyRefused):
             raise HydrationError(self._cannot(offer.reason))
         if not isinstance(offer, CopyOffered):
-            raise ProtocolError("the vault answered something else than was asked")
+            raise ProtocolError("the agent's answer does not match the request")
         inventory = self._read_inventory(offer)
         incoming = Incoming(self._sink.prepare(inventory))
         sock.sendall(self._codec.frame(SendCopy()))

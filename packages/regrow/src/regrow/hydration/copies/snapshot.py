@@ -138,7 +138,7 @@ class SnapshotKeeper:
             if halted():
                 return False
             raise DeadlineExceeded(
-                f"the agent did not say in time that it has stored the copy of state@{self._waiting}",
+                f"the agent did not confirm in time that it has stored the copy of state@{self._waiting}",
                 hint="is the node short of memory, or its agent stopped?",
             )
 

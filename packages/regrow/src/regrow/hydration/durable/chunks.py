@@ -29,7 +29,7 @@ def read_chunk(file: BinaryIO, offset: int, length: int, dtype: str, shape: Sequ
     with zipfile.ZipFile(cast(BinaryIO, _Section(file, offset, length))) as archive:
         found = [each for each in archive.infolist() if each.filename.endswith(_DATA)]
     if len(found) != 1 or found[0].compress_type != zipfile.ZIP_STORED or found[0].file_size != tensor.nbytes:
-        raise CheckpointError(f"there is something else at {offset} than the manifest says")
+        raise CheckpointError(f"the content at {offset} differs from the manifest")
     file.seek(offset + found[0].header_offset)
     header = file.read(_LOCAL_HEADER.size)
     *_, name, extra = _LOCAL_HEADER.unpack(header)

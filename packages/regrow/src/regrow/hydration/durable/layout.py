@@ -157,7 +157,7 @@ def joined(parts: list[PartIndex]) -> tuple[dict[str, StoredTensor], dict[str, S
             else:
                 raise CheckpointError(
                     f"rank {part.rank} and a lower one have different values or shapes of the same piece of {name}",
-                    hint="tell such parts apart: session.protect(..., part='stage 1')",
+                    hint="give such parts different names: session.protect(..., part='stage 1')",
                 )
         python = f"{PYTHON}.{part.rank}"
         holdings.setdefault(part.holding, StoredHolding(part.rank, part.entries, python, mine))

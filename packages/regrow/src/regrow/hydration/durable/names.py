@@ -75,8 +75,8 @@ def head_of(manifest: bytes) -> ManifestHead:
             f"it is of format {head.format}, and this version of regrow reads format {FORMAT} alone",
             hint="go on with the version that wrote it"
             if newer
-            else "load it in a script by torch.distributed.checkpoint, if you trust all who may write there: it is a "
-            "pickle",
+            else "load it in a script by torch.distributed.checkpoint, if you trust everyone with write access: it "
+            "is a pickle",
         )
     if head.digest:
         plain = _SEAL.sub(_seal(NO_SEAL), manifest)

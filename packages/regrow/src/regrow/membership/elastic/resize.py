@@ -323,7 +323,7 @@ class Resizing:
             elif worker.role is Role.STANDBY:
                 roster.nominate(worker, None, worker.local_rank)
             else:
-                self._orders.fence(worker, "it is not wanted any more", now)
+                self._orders.fence(worker, "it is no longer needed", now)
 
     def _spawn(self, ranks: Sequence[Rank], world: int, homes: Sequence[NodeId], now: Instant) -> None:
         free = scaling.free_slots(self._roster, ATTEMPTS)

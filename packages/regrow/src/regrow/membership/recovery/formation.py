@@ -102,7 +102,7 @@ class Generations:
             self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.text, losses.torn), now)
             return
         if self._job.past_last_step and start.step < self._job.step:
-            self._ladder.restart(f"nobody has the state behind the last step ({self._job.step}) any more", now)
+            self._ladder.restart(f"no rank has the state after the last step ({self._job.step}) any more", now)
             return
         # Survivors that have not yet carried out an earlier rewind must not be counted as losing steps twice.
         had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))

@@ -120,7 +120,7 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
     if len(late) < len(holding_up):
         return HangVerdict(holding_up=holding_up, why=_excuse(holding_up))
     if len(holding_up) == len(looks):
-        why = "all ranks stand at the same place"
+        why = "all ranks are at the same place"
         if all(_silent(look.seen) for look in holding_up):
             return HangVerdict(holding_up=holding_up, why=why, anew=True)
         return HangVerdict(late if bounds.ordered else _given_up(present, bounds), holding_up, why)

@@ -45,7 +45,7 @@ class Loaders:
         return (
             f"{_named(rank)} trains {mine.text()}, and {_named(whose)} {known.text()} ({shown.loader}): every rank "
             "must run the same steps, so give one number that all ranks know, session.epochs(..., length=) or "
-            "session.steps(..., until=); who has more data leaves the rest out"
+            "session.steps(..., until=); ranks that have more data leave the rest out"
         )
 
     def notes(self, shown: LoaderShown, rank: Rank | None) -> list[str]:
@@ -89,7 +89,7 @@ class Loaders:
         ranks = sorted(whose for at in alike if (whose := reported[at][0]) is not None)
         return [
             f"{' and '.join(f'rank {each}' for each in ranks)} have read the same batches in steps 0 and 1, though "
-            f"each has a share of its own: {shown.loader} does not tell ranks apart, so the world trains as much as "
+            f"each has a share of its own: {shown.loader} does not distinguish ranks, so the world trains as much as "
             "one rank. Give a sampler that knows ranks (DistributedSampler), split the iterable by session.rank, or "
             "leave the sampler out; where ranks read the same by design, say so: session.steps(..., data=)"
         ]

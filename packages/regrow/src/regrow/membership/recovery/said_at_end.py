@@ -44,13 +44,13 @@ def waits_for_room(lost: Sequence[NodeId], leaving: Sequence[NodeId], ranks: Seq
 def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
     """No further standbys are started on a node after several failures in a row."""
     why = f": {error[0].type}: {error[0].message}" if error else ""
-    return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"
+    return f"standbys end or fail before they are ready, the last was {worker}{why}; going on without"
 
 
 def breaks_devices(rank: Rank, step: StepNo, devices: Sequence[tuple[NodeId, int]], times: int) -> str:
     """A script breaks the rank's devices on every node, or the only device breaks repeatedly."""
     names = " and ".join(f"{node}'s slot {slot}" for node, slot in devices)
-    cure = "its error stands above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
+    cure = "its error is above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
     if len(devices) > 1:
         return f"the script breaks the devices of rank {rank} at step {step}: {names} have failed in turn; {cure}"
     return (

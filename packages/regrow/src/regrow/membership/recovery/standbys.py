@@ -199,7 +199,7 @@ def renew(roster: Roster, orders: Orders, now: Instant) -> None:
     """A generation has formed, maybe of another size: fence standbys whose scripts have read the former size."""
     for standby in roster.standbys():
         if standby.early and standby.stage is Stage.READY and narrow(roster, standby) is not None:
-            orders.fence(standby, "its script was told another world", now)
+            orders.fence(standby, "its script has read another world size", now)
 
 
 def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:

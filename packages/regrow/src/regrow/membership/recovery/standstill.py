@@ -94,7 +94,7 @@ class Standstills:
         """Note every minute the workers for which a halted job waits."""
         looks = [self._look(w, now) for w in (*self._roster.placed(Stage.HALTING), *self._away())]
         if looks:
-            self._say(looks, "it has been told to stop its step", now)
+            self._say(looks, "it has been asked to stop its step", now)
 
     def fenced(self, workers: list[WorkerRecord]) -> None:
         """Workers were replaced for standing still: allow more time from now on, in case they were only slow."""
@@ -230,6 +230,6 @@ class Standstills:
             return
         self._said_at = now
         shown = "; ".join(hangs.describe(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
-        self._orders.note(f"the training stands still, and regrow waits ({why}): {shown}; stacks are in the logs", now)
+        self._orders.note(f"training makes no progress; regrow waits ({why}): {shown}; stacks are in the logs", now)
         for look in looks[:64]:
             self._orders.add(TakeStacks(look.worker, why))

@@ -31,7 +31,7 @@ def unknown(request: web.Request, secret: bytes, *, endpoint: str) -> web.Respon
     if same_secret(given, secret):
         return None
     refused.add(endpoint, f"a request for {request.path} from {request.remote} without the job's token")
-    return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
+    return refusal(401, "the token is not this job's", "use the job's own, or ask its owner")
 
 
 def words_of(error: OSError) -> str:

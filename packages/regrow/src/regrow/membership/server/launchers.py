@@ -184,7 +184,7 @@ class SuccessionApi:
             return
         self.crash = "".join(traceback.format_exception(error))
         self._say(
-            f"what another coordinator would need cannot be handed over ({type(error).__name__}: {error}): the job "
+            f"the state that another coordinator would need cannot be sent ({type(error).__name__}: {error}): the job "
             f"goes on, but may not outlive this node until that succeeds"
         )
 

@@ -280,7 +280,7 @@ class Succession:
             elif worker.living and (past.generation > 0 or past.spawn.role is Role.RANK):
                 self._orders.fence(worker, TAKEN_OVER, now)
             elif worker.living and past.spawn.role is Role.PROVER:
-                self._orders.fence(worker, "who had it made for a proof is gone", now)
+                self._orders.fence(worker, "the rank that requested it for a proof is gone", now)
             elif worker.living and past.built_world != self._roster.world and past.spawn.role is not Role.STANDBY:
                 self._orders.fence(worker, "it was built for another world", now)
             elif worker.stage is Stage.READY:

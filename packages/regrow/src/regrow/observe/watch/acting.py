@@ -57,7 +57,7 @@ class PageActions:
         if not same_secret(given, self._secret):
             return refusal(401, "the token is not this job's", _HINT)
         if request.content_type != "application/json":
-            return refusal(415, "what is to be done is said in JSON", "")
+            return refusal(415, "the request must be JSON", "")
         return None
 
     async def _serve_offer(self, request: web.Request) -> web.Response:

@@ -37,7 +37,7 @@ def series(job: Present, *, offset: Seconds) -> list[Series]:
         ),
         series_of(
             "regrow_workers",
-            "Workers by what they do.",
+            "Workers by their state.",
             [({"state": state}, number) for state, number in workers.items()],
         ),
         series_of("regrow_generation", "Number of the agreed membership.", [({}, job.generation or 0)]),
@@ -54,7 +54,7 @@ def series(job: Present, *, offset: Seconds) -> list[Series]:
         ),
         series_of(
             "regrow_logged",
-            "Mean over the ranks of what the script logged for the newest step.",
+            "Mean over the ranks of the script's metrics of the newest step.",
             [({"name": name}, value) for name, value in sorted(job.metrics.items())],
         ),
         series_of("regrow_incident_open", "1 while an incident is being mended.", [({}, int(job.opened is not None))]),
@@ -72,7 +72,7 @@ def series(job: Present, *, offset: Seconds) -> list[Series]:
         ),
         series_of(
             "regrow_suspects",
-            "Devices of which something is held by how work goes there, by what says so.",
+            "Devices with a verdict from the work on them, by source.",
             [
                 ({"source": source}, number)
                 for source, number in sorted(Counter(key[0] for key in job.suspects).items())
@@ -81,7 +81,7 @@ def series(job: Present, *, offset: Seconds) -> list[Series]:
         series_of("regrow_lost_steps_total", "Committed steps that were given up.", [({}, job.steps_lost)], "counter"),
         series_of(
             "regrow_rank_seconds_total",
-            "Rank-seconds by what they went into, estimated; their sum is the size of the world over time.",
+            "Rank-seconds by use, estimated; their sum is the size of the world over time.",
             [({"spent": name}, value) for name, value in job.spent.items()],
             "counter",
         ),

@@ -279,7 +279,7 @@ class _Reader:
         if kind is ThingKind.FROZENSET:
             members = self._values(content)
             if len(members) > 1:
-                raise StateError("a frozenset was received whose order nobody knows")
+                raise StateError("a frozenset was received without a known order")
             return frozenset(members)
         if kind is ThingKind.RANGE:
             return range(*content)

@@ -210,7 +210,7 @@ def _of_object(value: object, path: str) -> ThingKind:
     if says_its_state(value):
         return ThingKind.OWN_STATE
     if hasattr(value, "__next__"):
-        raise NotCarried(path, value, "an iterator cannot be told its place")
+        raise NotCarried(path, value, "the position of an iterator cannot be set")
     if kind is types.SimpleNamespace:
         return ThingKind.OBJECT
     if not isinstance(getattr(kind, "__module__", None), str) or not all(map(_is_of_python, kind.__mro__)):

@@ -54,7 +54,7 @@ def part_of(data: torch.Tensor, place: Any) -> torch.Tensor:
     """Bytes of a place, which is a start and a length. Raises `StateError` if they are not within the data."""
     first, length = lengths(place)
     if first + length > len(data):
-        raise StateError(f"{length} bytes from {first} on were told of, of {len(data)} that were received")
+        raise StateError(f"{length} bytes from {first} on were announced, of {len(data)} that were received")
     return data[first : first + length]
 
 

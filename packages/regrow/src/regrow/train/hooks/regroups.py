@@ -59,7 +59,7 @@ class RegroupHooks:
                 why = report(error)
                 self._worker.note_of_script(
                     f"{_named('before', pair.before)} raised {why.type}: {why.message} ({why.where}); the job goes "
-                    "on, and what was not given up there is left to the `after` of the same call"
+                    "on, and resources that were not released there are left to the `after` of the same call"
                 )
 
     def stand(self, state: ProtectedState) -> bool:

@@ -25,19 +25,19 @@ _LIKELY = {
     "clock": "a clock",
     "environment": "the environment",
     "count": "a counter",
-    "number": "a statistic, or a number that was worked out once",
-    "setting": "what was found out once, when the script was set up",
-    "text": "what was read once, when the script was set up (a file, the environment, a set-up collective)",
-    "tensor": "a statistic, or what was read or made once (a file, a set-up collective)",
+    "number": "a statistic, or a number that was computed once",
+    "setting": "a value found once, when the script was set up",
+    "text": "data read once, when the script was set up (a file, the environment, a set-up collective)",
+    "tensor": "a statistic, or data read or made once (a file, a set-up collective)",
     "cache": "a cache",
     "memo": "a cache of a function",
-    "list": "what was gathered since, or read once",
+    "list": "data gathered since, or read once",
     "switch": "a setting that the script has switched since",
     "hooks": "registered since",
     "patched": "a function that was put in the place of another since",
     "context": "a context variable",
     "digest": "a running hash",
-    "file": "an open file, which is read on from where it stands",
+    "file": "an open file, which is read on from its position",
     "database": "a database of this process alone",
 }
 
@@ -56,9 +56,9 @@ def refutation(rank: Trace, newcomer: Trace, found: list[Difference], *, rank_nu
     text = f"{where} would not compute the same: {_what(first, rank_number)}"
     causes = likely(rank, newcomer, rank_number)
     if causes:
-        return f"{text}. Likely behind it: {'; '.join(causes)}"
+        return f"{text}. Likely causes: {'; '.join(causes)}"
     return (
-        f"{text}. Nothing that the script keeps differs: likely behind it are a file or a service that it reads in its "
+        f"{text}. Nothing that the script keeps differs: likely causes are a file or a service that it reads in its "
         "body, or kernels that do not repeat themselves"
     )
 

@@ -68,7 +68,7 @@ class Recorder:
         if self.paused:
             return None
         if self._over():
-            raise GenerationHalted("what this proves is not wanted any more")
+            raise GenerationHalted("this proof is no longer needed")
         backward, where = _caller()
         parts = [] if name in _RECEIVES else _given(name, args, options, rank)
         with self._lock:

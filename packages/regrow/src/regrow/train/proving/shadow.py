@@ -201,7 +201,7 @@ class Shadow:
     def cannot(self) -> str:
         """Reason for people why nothing can be compared here; empty: it can."""
         if self._context.regroups:
-            return "what it builds with session.on_regroup stands among ranks, and not in a shadow"
+            return "the objects that it builds with session.on_regroup connect ranks, and a shadow is not a rank"
         if self._context.worker.reads_once:
             return "its batches come from an iterator, which cannot be asked for one again"
         if self._context.draws.used:
@@ -209,9 +209,7 @@ class Shadow:
         if any(is_accelerator(each.device) for each in self._context.protected().parameters()):
             return "its kernels on an accelerator need not repeat themselves bit for bit"
         if not self.can_skip:
-            return (
-                "what stands behind the body of its loop cannot be left out in a shadow, as it is no plain `for` loop"
-            )
+            return "the code after the body of its loop cannot be skipped in a shadow, as it is no plain `for` loop"
         return ""
 
     def _proof(self, order: ProveReplacement) -> Iterator[Step]:

@@ -191,10 +191,10 @@ class Rehearsal:
         counter = counted_by(*steps)
         if counter in READ_AHEAD:
             raise UsageError(
-                f"{counter} asks for the next step before the script has done what follows the last one: that would "
-                "run when the next step has begun, and could not be run again after a fault",
-                hint="write `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`; what an "
-                "epoch ends with stands behind the inner loop",
+                f"{counter} asks for the next step before the script has run the code after the last one: that code "
+                "would run when the next step has begun, and could not be run again after a fault",
+                hint="write `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`; the "
+                "code that ends an epoch comes after the inner loop",
             )
         if counter:
             raise UsageError(

@@ -192,7 +192,7 @@ class Unprotected:
                     "replaced begins with the first",
                     hint="let the step bring it: `for step in session.steps(loader, ...)`, `with step as batch`. Where "
                     "a step needs several, give a function of the step's number that returns them all, or a "
-                    "loader of larger batches. Else protect an object that tells its place by state_dict",
+                    "loader of larger batches. Else protect an object that has its position in state_dict",
                 )
 
     def refuse_waiting(self) -> None:

@@ -85,9 +85,9 @@ def _refuse_read_behind(frame: FrameType, bound: Collection[str]) -> None:
         read = [each.argval for each in behind if each.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_DEREF"))]
         for name in filter(bound.__contains__, read):
             raise UsageError(
-                f"{frame.f_code.co_qualname} reads `{name}` behind a step's body that may be cut off before it "
+                f"{frame.f_code.co_qualname} reads `{name}` after a step's body that may be cut off before it "
                 "binds that, and --no-script-rewrite keeps regrow from binding it",
-                hint=f"bind `{name}` before the `with`, or go on behind it only `if step.committed`",
+                hint=f"bind `{name}` before the `with`, or go on after it only `if step.committed`",
             )
 
 

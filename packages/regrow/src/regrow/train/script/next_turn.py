@@ -85,7 +85,7 @@ class Turns(Generic[S]):
         if not self._sends and self._asked and (turn := turn_of(self._asked, innermost, guarded=True)) is not None:
             raise UsageError(
                 f"the loop whose body begins in line {turn.first} of {turn.frame.f_code.co_filename} may be left "
-                "behind a step that runs again, and --no-script-rewrite keeps it from being sent to its next turn",
+                "after a step that runs again, and --no-script-rewrite keeps it from being sent to its next turn",
                 hint="leave it by `if step.committed and ...: break`",
             )
 

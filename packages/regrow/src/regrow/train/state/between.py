@@ -122,7 +122,7 @@ class Between:
             if lost:
                 raise StateError(
                     f"{lost[0]} was changed between two steps, for the first time just after a step that a fault had "
-                    "struck, so that this cannot be told from what the others have",
+                    "struck, so that it cannot be compared with the other ranks",
                     hint="change it inside the step's body, after optimizer.step()",
                 )
             self._mark.put_back()

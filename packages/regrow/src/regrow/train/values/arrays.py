@@ -234,7 +234,7 @@ def unpacked(data: bytes) -> object:
     match decode(data):
         case [bytes(body), list(tensors)]:
             return decode(body, resolve={str(at): _tensor(each) for at, each in enumerate(tensors)}.get)
-    raise StateError("what was told of a variable is not a value")
+    raise StateError("the data received for a variable is not a value")
 
 
 def _tensor(sent: object) -> torch.Tensor:
@@ -246,4 +246,4 @@ def _tensor(sent: object) -> torch.Tensor:
                 return flat.reshape(shape).to(device).requires_grad_(requires_grad)
             except (ValueError, TypeError, RuntimeError) as error:
                 raise StateError(f"an array of a variable that was received is none: {error}") from error
-    raise StateError("what was told of a variable is not a value")
+    raise StateError("the data received for a variable is not a value")

@@ -35,7 +35,7 @@ def received(data: bytes) -> Sent:
     match decode(data):
         case [bool(in_place), bytes(value), list(made), bool(by_all)]:
             return Sent(in_place, unpacked(value), made, by_all)
-    raise StateError("what was told of a variable is not a value")
+    raise StateError("the data received for a variable is not a value")
 
 
 def is_reading(value: object, since: tuple[float, float]) -> bool:

@@ -126,7 +126,7 @@ class SetUpCalls:
                 unit,
                 patience=env.spec.build_deadline,
                 refuted=self._refute,
-                alone=lambda call: link.early.bind_rank(f"what this rank alone is told by {call}"),
+                alone=lambda call: link.early.bind_rank(f"the answer for this rank alone of {call}"),
             )
         groups.set_up = self._kind
 

@@ -198,7 +198,7 @@ class Body(CallObserver):
             raise CollectiveMisuse(
                 f"the body of step {self._control.step} has called no collective up to its update, as each body before "
                 "has: the gradients would be this rank's alone",
-                hint="a body that was cut off has left something that tells the next one not to reduce; set it anew "
+                hint="a body that was cut off has left a setting that keeps the next one from reducing; set it anew "
                 "where a body begins",
             )
         return asks

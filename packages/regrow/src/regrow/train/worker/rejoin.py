@@ -130,7 +130,7 @@ class Rejoin:
             return
         error = ""
         if control.step != order.step or not control.holds_state:
-            error = f"rank {self._link.env.rank} stands before step {control.step}"
+            error = f"rank {self._link.env.rank} is before step {control.step}"
         else:
             between = self._state.between
             then = (

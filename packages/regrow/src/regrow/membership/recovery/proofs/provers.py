@@ -76,8 +76,8 @@ class Prover:
         others = [each for each in ranks if each.rank]
         if not others:
             return (
-                "rank 0 has what no other rank has, and what a script does on rank 0 alone is not done twice for a "
-                "proof (--standby 1 has one made)"
+                "rank 0 has what no other rank has, and a proof does not repeat the work of rank 0 alone "
+                "(--standby 1 has one made)"
             )
         if now < self._not_before or self._roster.candidates:
             return ""
@@ -112,7 +112,7 @@ class Prover:
     def next(self, now: Instant) -> None:
         """The prover has done what it could: the next one may be forked, for another holding."""
         if self._shown:
-            self.end("it has shown what it could", now)
+            self.end("its proof has ended", now)
             self._not_before = now
         else:
             self._failed("a newcomer has built another part of the state than the rank has", now)
@@ -125,7 +125,7 @@ class Prover:
         """A round is complete after `cost` of computing; the pause before the next one follows from the cost."""
         if self._name is None or self._begun == 0.0:
             return
-        self.end("it has shown what it was made for", now)
+        self.end("the proof that it was made for has ended", now)
         self._cost, self._pause = cost, AGAIN_S
         self._not_before = now + max(AGAIN_S, cost / SHARE)
 
