@@ -20,7 +20,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.cache import evenly, walking
-from regrow.data.cache.identity import Identity, describe, difference, identity_of
+from regrow.data.cache.identity import Identity, describe, described, difference
 
 SPEC = OrderSpec("ordered", 7, [SourceSpec("data", 10)], batch_size=4)
 
@@ -189,9 +189,9 @@ def test_every_ingredient_counts() -> None:
         Described([1, 2, 3], parts=(1,)),
         Described((1, 2, 3)),
     ]
-    values = [identity_of(loader) for loader in [base, *others]]
+    values = [described(loader).value for loader in [base, *others]]
     assert len(set(values)) == len(values) and {len(value) for value in values} == {16}
-    assert identity_of(Described([1, 2, 3])) == values[0]
+    assert described(Described([1, 2, 3])).value == values[0]
 
 
 class Holder:

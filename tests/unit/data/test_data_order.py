@@ -176,7 +176,7 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
     order = GlobalOrder(1000, 1000, seed=3)
     assert order.indices(0) != order.indices(1)
     assert order.indices(0) != GlobalOrder(1000, 1000, seed=4).indices(0)
-    assert order.epoch_of(1) == 1
+    assert order.addresses(1)[0][0] == 1
 
 
 def test_every_sample_comes_to_every_place_about_equally_often() -> None:

@@ -141,10 +141,6 @@ class GlobalOrder:
             return self.size // self.global_batch
         return -(-self.size // self.global_batch)
 
-    def epoch_of(self, step: int) -> int:
-        """The epoch of the first sample of `step`, counted from 0."""
-        return step * self.global_batch // self.size if self.wrap else step // self.steps_per_epoch
-
     def addresses(self, step: int) -> list[Address]:
         """(epoch, index) of each sample of `step`, of all ranks together, in order; takes time O(batch)."""
         if step < 0:

@@ -11,12 +11,7 @@ from functools import partial
 
 import msgspec
 
-from regrow.core.errors import (
-    DeadlineExceeded,
-    GenerationHalted,
-    HydrationError,
-    RegrowError,
-)
+from regrow.core.errors import DeadlineExceeded, GenerationHalted, HydrationError, RegrowError
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.messages.state_ways import StateWay, merged
 from regrow.core.net import connect, hang_up
@@ -62,13 +57,7 @@ class HydrationReport(msgspec.Struct, frozen=True):
 
 
 def receive(
-    sink: StateSink,
-    *,
-    step: StepNo,
-    generation: Generation,
-    token: str,
-    endpoints: Sequence[str],
-    deadline: Instant,
+    sink: StateSink, *, step: StepNo, generation: Generation, token: str, endpoints: Sequence[str], deadline: Instant
 ) -> HydrationReport:
     """`Hydration(...).run()` for callers that never cancel."""
     return Hydration(sink, step=step, generation=generation, token=token, endpoints=endpoints, deadline=deadline).run()

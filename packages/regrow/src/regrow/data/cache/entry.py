@@ -7,16 +7,7 @@ from regrow.core.errors import Damaged, NotCacheable
 from regrow.data.cache.layout import Encoded, Key, Mapped, digest_of_parts, map_entry, sealed, write
 from regrow.data.cache.tree import from_tree, to_tree
 
-__all__ = [
-    "Damaged",
-    "Encoded",
-    "Entry",
-    "Key",
-    "digest_of",
-    "encode",
-    "open_entry",
-    "write",
-]
+__all__ = ["Damaged", "Encoded", "Entry", "Key", "digest_of", "encode", "open_entry", "write"]
 
 
 class Entry:

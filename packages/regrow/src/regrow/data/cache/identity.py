@@ -62,11 +62,6 @@ class Identity(NamedTuple):
     parts: dict[str, str]
 
 
-def identity_of(loader: Identified) -> bytes:
-    """The identity of a loader's batches: 16 bytes, equal in all processes that make the loader the same way."""
-    return described(loader).value
-
-
 def described(loader: Identified) -> Identity:
     """The identity of a loader's batches with its ingredients."""
     return describe(

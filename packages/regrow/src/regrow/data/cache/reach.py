@@ -15,18 +15,7 @@ from regrow.core.messages.data import producer_given_up, producer_socket
 from regrow.core.net import is_own, unix_address
 from regrow.core.process.forks import keep_from_forks
 from regrow.data.cache.layout import Key
-from regrow.data.cache.messages import (
-    TO_READER,
-    At,
-    CannotMake,
-    Hello,
-    Line,
-    Ready,
-    Refused,
-    ToReader,
-    Want,
-    Welcome,
-)
+from regrow.data.cache.messages import TO_READER, At, CannotMake, Hello, Line, Ready, Refused, ToReader, Want, Welcome
 
 PATIENCE_S: Seconds = 5.0
 """Least time that a worker waits for an entry; it waits up to three times as long as the slowest entry took."""

@@ -29,14 +29,7 @@ from regrow.train.graphs.walk import (
 )
 
 _NAMED = frozenset(
-    {
-        ThingKind.NAMED,
-        ThingKind.ENUM,
-        ThingKind.OBJECT,
-        ThingKind.BITS,
-        ThingKind.DICT,
-        ThingKind.CONSTANT,
-    }
+    {ThingKind.NAMED, ThingKind.ENUM, ThingKind.OBJECT, ThingKind.BITS, ThingKind.DICT, ThingKind.CONSTANT}
 )
 
 _OF_ONE = frozenset({ThingKind.METHOD, ThingKind.NUMPY, ThingKind.ARRAY})
