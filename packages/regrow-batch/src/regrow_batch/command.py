@@ -240,7 +240,7 @@ def worker(head: str, command: tuple[str, ...], **options: Any) -> int:
 
     HEAD is the address of the batch's --listen; or its output, on the same machine. {port} and {host} in CMD are
     replaced by the server's address. SIGTERM: it gets no more rows, and ends when its rows are done, or after
-    --grace; a second SIGTERM ends it at once. Exit code 0: it was asked to leave, or all rows are done. 75: no head.
+    --grace; a second SIGTERM ends it at once. Exit code 0: asked to leave, or all rows are done. 75: no head found.
     """
     import asyncio
 
