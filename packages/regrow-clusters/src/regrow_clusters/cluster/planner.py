@@ -80,7 +80,7 @@ class _Work:
         """Replicas whose places can be filled at once: certainly none of their processes runs."""
         self.actions: list[PlannedAction] = []
 
-    # --- replicas that leave ----------------------------------------------------------------------------------
+    # --- replicas that leave -----------------------------------------------------------------------------------
 
     def release_gone(self) -> None:
         """Release replicas that have ended, are lost and fenced, or missed their leave deadline and are fenced."""
@@ -187,7 +187,7 @@ class _Work:
         within = self._spec.graceful_shutdown_timeout_in_seconds if each.stage is ReplicaStage.RUNNING else 0.0
         self.actions.append(DrainReplica(each.name, within, reason, blame))
 
-    # --- replicas that start ----------------------------------------------------------------------------------
+    # --- replicas that start -----------------------------------------------------------------------------------
 
     def start_gang(self) -> None:
         """Start the missing part of the gang, unless some of its replicas are leaving."""

@@ -99,7 +99,7 @@ class Controller:
         finally:
             self._queue.close()
 
-    # --- news from the cluster --------------------------------------------------------------------------------
+    # --- news from the cluster ---------------------------------------------------------------------------------
 
     async def _follow(self, kind: ApiKind) -> None:
         """List, then watch; if the watch is too old or breaks, list again."""
@@ -210,7 +210,7 @@ class Controller:
             finally:
                 self._queue.done(key, failed=failed)
 
-    # --- work on one job --------------------------------------------------------------------------------------
+    # --- work on one job ---------------------------------------------------------------------------------------
 
     async def reconcile(self, key: JobKey) -> None:
         """Reconcile one job: decide and do the next steps. Raises `ApiFailure`; the job is then retried later."""

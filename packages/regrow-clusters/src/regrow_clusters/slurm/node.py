@@ -83,7 +83,7 @@ class NodeTask:
             )
         return self._run_gang() if self._part.place is None else self._run_replica()
 
-    # --- the gang ---------------------------------------------------------------------------------------------
+    # --- the gang ----------------------------------------------------------------------------------------------
 
     def _run_gang(self) -> int:
         end = GangEnd(self._part, self._gang_node, self._slurm, self._requests, self._say)
@@ -149,7 +149,7 @@ class NodeTask:
         except RegrowError as error:
             self._say(f"the end of Slurm job {self._gang_node.job_id}: {error}")
 
-    # --- a replica beyond it ----------------------------------------------------------------------------------
+    # --- a replica beyond it -----------------------------------------------------------------------------------
 
     def _run_replica(self) -> int:
         at = self._find_job()
@@ -190,7 +190,7 @@ class NodeTask:
             time.sleep(_LOOK_FOR_JOB_S)
         return ""
 
-    # --- both -------------------------------------------------------------------------------------------------
+    # --- both --------------------------------------------------------------------------------------------------
 
     def _start(self, arguments: list[str]) -> None:
         self._say(f"node {self._gang_node.host}: regrow {arguments[0]} " + " ".join(arguments[1:]))

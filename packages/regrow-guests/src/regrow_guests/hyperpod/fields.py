@@ -121,7 +121,7 @@ class _Conversion:
     def _note(self, text: str) -> None:
         self._made.notes.append(text)
 
-    # --- sizes --------------------------------------------------------------------------------------------------
+    # --- sizes ---------------------------------------------------------------------------------------------------
 
     def _replica(self) -> dict[str, Any]:
         found = self._spec.get("replicaSpecs")
@@ -195,7 +195,7 @@ class _Conversion:
             )
         return pods // self._each
 
-    # --- times and policies -------------------------------------------------------------------------------------
+    # --- times and policies --------------------------------------------------------------------------------------
 
     def _times(self) -> None:
         policy = self._spec.get("elasticPolicy") or {}
@@ -238,7 +238,7 @@ class _Conversion:
     def _without(self, known: str, shown: str) -> None:
         self._note(f"{shown}: no counterpart, for {NO_COUNTERPART[known]}")
 
-    # --- pods ---------------------------------------------------------------------------------------------------
+    # --- pods ----------------------------------------------------------------------------------------------------
 
     def _command(self, container: dict[str, Any]) -> None:
         arguments = [

@@ -105,7 +105,7 @@ class Invariants:
         self.restarts = 0
         self.end: EndJob | None = None
 
-    # --- facts and decisions of the machine -------------------------------------------------------------------
+    # --- facts and decisions of the machine --------------------------------------------------------------------
 
     def learned(self, exit: facts.WorkerExited) -> None:
         """Record that the machine knows of a worker's end."""
@@ -368,7 +368,7 @@ class Invariants:
         late = deadline is not None and deadline <= now
         require(not late, f"a deadline that has passed is dealt with: {machine.machine.state}")
 
-    # --- actions of workers -----------------------------------------------------------------------------------
+    # --- actions of workers ------------------------------------------------------------------------------------
 
     def acted(self, worker: SimWorker) -> None:
         """Check that a worker acts in its own generation. Raises `InvariantBroken`."""

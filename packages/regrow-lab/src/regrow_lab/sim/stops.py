@@ -30,7 +30,7 @@ class StoppedWorld(Protocol):
 
 
 def stop_job(world: StoppedWorld, coordinator: SimCoordinator, request: SimRequest) -> None:
-    """Send the request, to the next coordinator if there is none; a signal ends workers that have no loop yet."""
+    """Send the request, to the next coordinator if there is none; a signal ends workers before their loop."""
     if not coordinator.there:
         world.after(_AGAIN_S, lambda: stop_job(world, coordinator, request))
         return

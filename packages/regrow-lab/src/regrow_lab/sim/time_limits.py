@@ -114,7 +114,7 @@ class TimeLimits:
             self._rungs.clear()
         self._rungs.update(_taken(machine))
 
-    # --- limits -----------------------------------------------------------------------------------------------
+    # --- limits ------------------------------------------------------------------------------------------------
 
     def _check(self, now: Instant) -> None:
         for name, since in list(self._stuck.items()):

@@ -136,7 +136,7 @@ class World:
             raise InvariantBroken("the job has not ended")
         return self._coordinator.end
 
-    # --- to and from the coordinator --------------------------------------------------------------------------
+    # --- to and from the coordinator ---------------------------------------------------------------------------
 
     def _to_agent(self, node: NodeId, order: AgentOrder) -> None:
         """Send an order over the present connection; messages in flight are lost when the connection ends.
@@ -179,7 +179,7 @@ class World:
                 self.laws.received(order)
                 self.workers[order.worker].order(order)
 
-    # --- nodes ------------------------------------------------------------------------------------------------
+    # --- nodes -------------------------------------------------------------------------------------------------
 
     def _new_node(self, slots: int, stay: Seconds | None) -> None:
         node = NodeId(f"n{len(self._slots)}")
@@ -288,7 +288,7 @@ class World:
         """True if a worker's messages reach the coordinator: not if its agent is gone."""
         return self._born[worker.worker] == self._lives[worker.spawn.node]
 
-    # --- agents -----------------------------------------------------------------------------------------------
+    # --- agents ------------------------------------------------------------------------------------------------
 
     def _spawn(self, order: orders.SpawnWorker) -> None:
         if order.worker in self.workers:
@@ -330,7 +330,7 @@ class World:
         commits = {worker: commit for worker, commit in unsent.items() if self.reachable(self.workers[worker])}
         self.say_of_agent(node, facts.NodeProgress(node, list(commits.values())))
 
-    # --- interface for workers --------------------------------------------------------------------------------
+    # --- interface for workers ---------------------------------------------------------------------------------
 
     def now(self) -> Instant:
         """The time."""

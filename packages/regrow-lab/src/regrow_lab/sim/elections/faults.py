@@ -74,7 +74,7 @@ def draw_election(number: int) -> ElectionSchedule:
 
 
 _DRIFT = 1e-3
-"""Twice the rate at which a running clock is adjusted."""
+"""Twice the largest rate at which a running clock is adjusted."""
 
 
 def _fault(rng: random.Random, how: How, launchers: int, heals: Instant) -> ElectionFault:

@@ -74,7 +74,7 @@ class SimFollowers:
             me.election.follow(VOTE_LEASE, self._network.clock(me))
             self._beat(me, *me.follows)
 
-    # --- following --------------------------------------------------------------------------------------------
+    # --- following ---------------------------------------------------------------------------------------------
 
     def _beat(self, me: SimLauncher, term: int, coordinator: int) -> None:
         held = me.election.handover
@@ -95,7 +95,7 @@ class SimFollowers:
             leader = Leader(to.follows[0], str(to.follows[1]))
             self._network.send(to, asker, lambda me: self.follow(me, leader))
 
-    # --- electing ---------------------------------------------------------------------------------------------
+    # --- electing ----------------------------------------------------------------------------------------------
 
     def _ask_all(self, me: SimLauncher, asked: VoteAsked) -> None:
         me.votes[asked.term, asked.trial] = {me.election.me.name}

@@ -88,7 +88,7 @@ class ElectionWorld:
             if leader is not None:
                 self._followers.follow(self._start(), leader)
 
-    # --- faults -----------------------------------------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------------------------
 
     def _happens(self, fault: ElectionFault) -> None:
         network = self.network
