@@ -48,7 +48,9 @@ def test_bounds_are_of_calls_and_of_bytes_of_either_kind() -> None:
     bounds = NoteBounds()
     assert [bounds.answer(NOTED, log.OWN_BYTES, own=False) for _ in range(4)] == [""] * 4
     assert bounds.answer(NOTED, log.OWN_BYTES, own=True) == ""
-    assert "all_reduce at train.py:27 makes 64 MiB of what ranks" in bounds.answer(NOTED, 1, own=False)
+    assert "all_reduce at train.py:27 makes 64 MiB of answers that all ranks share" in bounds.answer(
+        NOTED, 1, own=False
+    )
     assert "all_reduce at train.py:27 makes 16 MiB of answers for this rank alone" in bounds.answer(NOTED, 1, own=True)
     assert [bounds.call(NOTED) for _ in range(log.CALLS)] == [""] * log.CALLS
     assert "all_reduce at train.py:27 is call 4097" in bounds.call(NOTED)
