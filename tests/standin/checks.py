@@ -217,7 +217,7 @@ def work_on_any_stream_of_the_device_is_shown_as_a_wait_of_who_stands_still() ->
     flights, shown = Flights(), [(0, "")]
     flights.show = lambda count, oldest: shown.append((count, oldest))
     waits = DeviceWaits(flights, torch.accelerator.synchronize)
-    waits.standing = lambda: 1
+    waits.body_beats = lambda: 1
     x, other = _ones(), torch.Stream(device="standin")
     waits.enqueues(x.device)
     waits.look(0.0)

@@ -77,7 +77,7 @@ class CallTaker(Protocol):
     past: PastCalls
     """Records the answers there, and repeats them for a worker that gets there later."""
 
-    def lone(self, call: AskedCollective) -> Any:
+    def work_of(self, call: AskedCollective) -> Any:
         """The work of a call that is taken over; None: call it like any other."""
 
 

@@ -237,7 +237,9 @@ class RegrowGroup(ProcessGroup):
             notify(name, self._count)
         between = self._groups.between
         if between is not None and self._coalescing is None and name not in POINT_TO_POINT:
-            work = between.lone(AskedCollective(name, self._count, self.echo is not None, self._answer, args, options))
+            work = between.work_of(
+                AskedCollective(name, self._count, self.echo is not None, self._answer, args, options)
+            )
             if work is not None:
                 return work
         return self._answer(name, args, options)

@@ -116,7 +116,7 @@ class Checkpoints:
             return self._state.deadline
         return self._next_at
 
-    def not_due(self) -> None:
+    def stop_schedule(self) -> None:
         """The job has stopped training: begin no further checkpoint on schedule."""
         self._next_at = None
 

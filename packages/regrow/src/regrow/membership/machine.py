@@ -126,7 +126,7 @@ class Membership:
             self.decide(event, now)
         return self._orders.take()
 
-    def unsaid(self) -> list[Command]:
+    def undelivered(self) -> list[Command]:
         """Return the commands decided before the machine failed on a fact."""
         return self._orders.take()
 
@@ -325,7 +325,7 @@ class Membership:
             case Restarting() if short is not None and now >= short + self.spec.node_deadline:
                 self._regroup.give_up(now)
             case Closing(again_at=at) if now >= at:
-                self._generations.let_on(now)
+                self._generations.release_from_loop(now)
             case Releasing() if late:
                 self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, deadlines.LAST_ACTS_S, self._job.step), now)
             case Releasing(again_at=at) if now >= at:
@@ -393,6 +393,6 @@ class Membership:
         if isinstance(state, Training):
             self._checkpoints.training(job.step, now)
         elif isinstance(state, Saving | Retaining) or (isinstance(state, Waiting) and state.saving):
-            self._checkpoints.not_due()
+            self._checkpoints.stop_schedule()
         else:
             self._checkpoints.interrupted()

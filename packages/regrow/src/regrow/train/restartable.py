@@ -70,7 +70,7 @@ class RestartableCalls:
 
     # --- between steps -----------------------------------------------------------------------------------------
 
-    def lone(self, call: Asked) -> Work | None:
+    def work_of(self, call: Asked) -> Work | None:
         """Called for each collective: one of all ranks between two steps runs as a restartable function by itself.
 
         None: the collective is not of this kind, and is called as usual.

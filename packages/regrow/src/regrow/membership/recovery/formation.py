@@ -86,17 +86,17 @@ class Generations:
 
     def form(self, generation: Generation, now: Instant) -> None:
         """Order a membership once its start point is known. Ranks that have the state send it to those that lack it."""
-        standings = [recovery_point.standing(worker) for worker in self._roster.placed()]
+        survivors = [recovery_point.survivor_state(worker) for worker in self._roster.placed()]
         self._roster.built(now)
-        self._roster.sharded = len({each.holding for each in standings}) > 1
-        start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(standings)
+        self._roster.sharded = len({each.holding for each in survivors}) > 1
+        start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(survivors)
         if start is None and self.doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self.doubts.open.step), now)
             return
         if start is None:
-            if self.copies.missing(standings):
+            if self.copies.missing(survivors):
                 return  # `form` is called again after each answer.
-            start = recovery_point.decide(standings, self.copies.held)
+            start = recovery_point.decide(survivors, self.copies.held)
         if isinstance(start, recovery_point.Uncovered):
             losses, self._job.kept = self._ladder.losses, None
             self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.text, losses.torn), now)
@@ -105,7 +105,7 @@ class Generations:
             self._ladder.restart(f"nobody has the state behind the last step ({self._job.step}) any more", now)
             return
         # Survivors that have not yet carried out an earlier rewind must not be counted as losing steps twice.
-        had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))
+        had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in survivors))
         self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
         self._announce_change(now)
@@ -187,18 +187,18 @@ class Generations:
         self._job.past_last_step = True
         for worker in list(self._roster.placed(Stage.FINISHED)):
             self._roster.move(worker, Stage.MEMBER, now)
-        self.let_on(now)
+        self.release_from_loop(now)
         for candidate in list(self._roster.candidates.values()):
             self._orders.fence(candidate, "the job has run its last step", now)
 
-    def let_on(self, now: Instant) -> None:
+    def release_from_loop(self, now: Instant) -> None:
         """Send, or repeat, the permission to leave the loop, as no later order would replace a lost one."""
         waiting = self._roster.newest(Stage.FINISHED)
         if waiting is not None and now >= waiting.since + self._spec.build_deadline:
             self.release(now)  # Ranks that have finished no longer wait for the others.
             return
         self._job.goto(Closing(now + self._spec.halt_deadline))
-        self._orders.let_on()
+        self._orders.release_from_loop()
 
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and its state is no longer needed."""

@@ -50,7 +50,7 @@ class Voters:
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
     """By number of the handover: the voters of the newest one that counts, and of all later ones."""
     _launchers: dict[str, _Launcher] = field(default_factory=dict)
-    _passed: set[str] = field(default_factory=set)
+    _later_voters: set[str] = field(default_factory=set)
     """Launchers that have voted in a later term."""
 
     def __post_init__(self) -> None:
@@ -85,14 +85,14 @@ class Voters:
         self._settle()
 
     @property
-    def passed(self) -> bool:
+    def has_later_vote(self) -> bool:
         """True if a voter has voted in a later term, so that it no longer answers, though no other may be elected."""
-        return any(voter.name in self._passed for voters in self._sets.values() for voter in voters)
+        return any(voter.name in self._later_voters for voters in self._sets.values() for voter in voters)
 
     def notified(self, name: str, leader: Leader) -> None:
         """A launcher has reported the leader that it follows."""
         if leader.voted > self.term:
-            self._passed.add(name)
+            self._later_voters.add(name)
         if leader.term > self.term:
             self.deposed_by = leader
 
