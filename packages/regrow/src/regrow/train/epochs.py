@@ -108,7 +108,7 @@ class Epochs:
 
     def walked(self, iterator: Iterator[object]) -> None:
         """Note that the script iterates over this too: code that counts its items counts steps."""
-        self._loop.turns.goes_through(iterator)
+        self._loop.turns.add_iterator(iterator)
 
     def steps_of_turn(self, turn: Epoch) -> Iterator[Step]:
         """The steps of an epoch. Raises `UsageError` if it is not the present one, or was iterated before."""

@@ -24,7 +24,7 @@ from regrow.train.restartable import RestartableCalls
 from regrow.train.script.body_bindings import BodyBindings
 from regrow.train.script.callers import script_frames
 from regrow.train.script.expected_calls import may_call_collectives
-from regrow.train.script.next_turn import Turns
+from regrow.train.script.next_turn import LoopIterations
 from regrow.train.script_place import ScriptPlace
 from regrow.train.step import Step
 from regrow.train.worker.accelerator import accelerator_of
@@ -55,7 +55,7 @@ class StepLoop(ScriptPlace):
         worker.body.waits = self._announcing.settle
         worker.body.ready = lambda: self._announcing.ready(self._latest, self.context.batches)
         self._latest: Step | None = None
-        self.turns = Turns(self._stands_for_latest, sends=worker.rewrites)
+        self.turns = LoopIterations(self._set_latest, sends=worker.rewrites)
         self._echoing = contextlib.ExitStack()
         self._owing = False
         """True if this worker has reported an error after its update, and so waits for the next membership."""
@@ -109,7 +109,7 @@ class StepLoop(ScriptPlace):
         variables = self.context.settled().variables
         variables.answers, variables.receive_answers = self.restartables.past.encoded, self.restartables.past.receive
         if worker.rehearses and until > 0:
-            self.turns.asks(sys._getframe(1))
+            self.turns.requests_step(sys._getframe(1))
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())
             self._rehearsal.prove_loader()
@@ -123,7 +123,7 @@ class StepLoop(ScriptPlace):
             if not (yield from self.replay()):
                 self.recover()
             while (more := worker.step < end and not self.context.others_left) or not self.ends():
-                self.turns.asks(sys._getframe(1))
+                self.turns.requests_step(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
                     self._at_boundary = False
@@ -340,7 +340,7 @@ class StepLoop(ScriptPlace):
         if worker.restart_index and worker.step == self._latest.at + 1:
             between.resumed(worker.step)
         else:
-            between.stands()
+            between.effects_included()
             self.restartables.skip()
 
     def announce(self, fact: WorkerCommitted) -> None:
@@ -383,6 +383,6 @@ class StepLoop(ScriptPlace):
         self._announcing.send()
         self._announcing.flush()
 
-    def over(self) -> None:
+    def loops_left(self) -> None:
         """Called when all ranks have left their loops: no step runs again."""
-        self.restartables.over()
+        self.restartables.loops_left()

@@ -108,7 +108,7 @@ class LoopContext:
         self.follow_place()
         if self.batches is not None:
             self.batches.seek(self.worker.step)
-        return self.regroups.stand(self.protected())
+        return self.regroups.call_after_hooks(self.protected())
 
     def follow_place(self) -> None:
         """Update device meshes and the share of the data if this worker's rank or world has changed."""
@@ -122,7 +122,7 @@ class LoopContext:
     def tell_change(self) -> None:
         """In a new generation, call the script's hooks if the world's size has changed."""
         change = self.worker.waiting.take_change()
-        self.draws.stands(change)
+        self.draws.regrouped(change)
         self.hooks.notify(change, self.worker.step)
 
     @property
@@ -155,7 +155,7 @@ class LoopContext:
         self.protected().begin()
         self.distinguish()
 
-    def goes_on(self, error: UsageError) -> bool:
+    def warn_of(self, error: UsageError) -> bool:
         """Warn of state that a fault would lose, found when steps count already; it does not end the training."""
         self._unprotected = self._unprotected or error.cause
         self._say_apart(str(error))

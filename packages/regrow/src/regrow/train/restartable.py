@@ -212,7 +212,7 @@ class RestartableCalls:
         if self._watch is not None:
             self._watch.forget()
 
-    def over(self) -> None:
+    def loops_left(self) -> None:
         """Called when all ranks have left the loop: functions in it never run again, and those after it begin."""
         self.past.end()
         self._forget()

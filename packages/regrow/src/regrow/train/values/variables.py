@@ -119,10 +119,10 @@ class Variables:
         self._spaces.leave_alone(things)
 
     @leaves_training_alone
-    def asks(self) -> None:
+    def requests_step(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
-        if self._spaces.asks():
+        if self._spaces.requests_step():
             self._glances = {}
 
     @leaves_training_alone
