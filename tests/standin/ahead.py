@@ -93,7 +93,7 @@ def a_commit_is_told_when_the_device_has_done_it_and_the_host_does_not_wait_for_
         loop.x.add_(1)  # the update
         loop.commit(step)
         assert loop.worker.told() == [("WorkerStaged", 0, {"rate": 0.5})]
-        loop.announcing.settle()
+        loop.announcing.report_finished()
         assert loop.worker.told() == []
         assert STEERING.waits() == before
     loop.announcing.flush()
@@ -340,7 +340,7 @@ def what_a_broken_device_has_still_to_do_is_never_told_and_its_error_is_the_one_
         STEERING.fail(BROKEN)
     error = loop.announcing.flushed(ValueError("of the script"))
     assert isinstance(error, torch.AcceleratorError)
-    for again in (loop.announcing.settle, loop.announcing.flush):
+    for again in (loop.announcing.report_finished, loop.announcing.flush):
         try:
             again()
         except torch.AcceleratorError:

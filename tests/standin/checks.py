@@ -485,7 +485,7 @@ def state_that_arrives_is_copied_on_a_stream_of_its_own_from_buffers_in_turn() -
             room = landing.room(chunk)
             room[:] = data.numpy().view("uint8").data
             landing.land(chunk)
-        landing.settle()
+        landing.await_landed()
     assert here.tolist() == [900, 901, 902]
     assert torch.equal(state.cpu(), torch.cat((values[:900], values[903:1003])))
     assert elsewhere.tolist() == [1003, 1004, 1005]
@@ -517,7 +517,7 @@ def a_chunk_is_received_while_the_device_still_copies_the_one_before() -> None:
     assert done.wait(LIMIT_S)
     thread.join()
     landing.land(chunks[-1])
-    landing.settle()
+    landing.await_landed()
     assert state.tolist() == [7 + at for at in range(BUFFERS + 1)]
 
 

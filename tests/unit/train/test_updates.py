@@ -182,7 +182,7 @@ class Worker:
         self.recovery: Any = SimpleNamespace(sharded=sharded, withdraw=lambda deadline: None)
         link: Any = SimpleNamespace(board=SimpleNamespace(enter=lambda *_: None))
         faults: Any = SimpleNamespace(inject=lambda *_: None)
-        copies: Any = SimpleNamespace(settle=lambda: None)
+        copies: Any = SimpleNamespace(await_stored=lambda: None)
         control: Any = self.control
         groups: Any = self.groups
         self.gate = UpdateGate(link, control, groups, faults, copies)

@@ -186,7 +186,7 @@ class Checkpoints:
         step = self._wanted
         if not self._spec.checkpoint_every or not step:
             return True
-        return any(done is not None and done >= step for done in self._settled)
+        return any(done is not None and done >= step for done in self._done)
 
     @property
     def may_be_behind(self) -> bool:
@@ -195,10 +195,10 @@ class Checkpoints:
 
     def is_news(self, step: StepNo) -> bool:
         """True if this step is later than every step that was written or given up."""
-        return all(done is None or step > done for done in self._settled)
+        return all(done is None or step > done for done in self._done)
 
     @property
-    def _settled(self) -> tuple[StepNo | None, StepNo | None]:
+    def _done(self) -> tuple[StepNo | None, StepNo | None]:
         """The newest step on disk, None if it cannot be read, and the newest one that was given up."""
         return None if self._written in self._refused else self._written, self._given_up
 

@@ -124,7 +124,7 @@ class Incidents:
         self.pauses: dict[str, Seconds] = {}
         """Duration of the last planned change of each kind."""
 
-    def goes_on(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
+    def found_intact(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
         """A new coordinator finds an intact world: an open incident ends when `ranks` have committed."""
         if self.open is None:
             return []

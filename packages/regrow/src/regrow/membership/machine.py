@@ -176,7 +176,7 @@ class Membership:
                 pass  # Only the part that requested the report uses it.
             case _:
                 self._workers.apply(event, now)
-        self._settle(now)
+        self._make_transitions(now)
 
     def take_over(
         self,
@@ -191,14 +191,14 @@ class Membership:
             for notice in self._succession.notices(self._memory, now):
                 self._resizing.draining(notice, now)
             self._stopping.recalled(now)
-        self._settle(now)
+        self._make_transitions(now)
         return self._orders.take()
 
     def remember(self) -> JobMemory:
         """Return the knowledge about the job that a successor cannot get from the agents."""
         return self._succession.remember()
 
-    def _settle(self, now: Instant) -> None:
+    def _make_transitions(self, now: Instant) -> None:
         """Make all transitions that the present knowledge allows."""
         job = self._job
         while not isinstance(job.state, Ended):

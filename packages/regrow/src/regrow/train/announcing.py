@@ -92,7 +92,7 @@ class Announcing:
 
         Numbers on a device are sent only if it has computed all of them by now.
         """
-        self.settle()
+        self.report_finished()
         if step is None or step.committed or self._worker.world == 1:
             return
         ours = [value for value in step.staged.values() if _on_device(value)]
@@ -142,7 +142,7 @@ class Announcing:
         """Report the newest commit, and earlier ones, as soon as the device has finished them."""
         unsent, self._unsent = self._unsent, None
         if unsent is None:
-            self.settle()
+            self.report_finished()
             return
         if unsent.adopted:
             self.flush()  # `_own` compares this step's numbers with those of the step before
@@ -159,14 +159,14 @@ class Announcing:
             self.accelerator.wait()
             self.flush()
             return
-        self.settle()
+        self.report_finished()
         if self._pending:
             newest = self._pending[-1]
             known = {n: v for n, v in newest.numbers.items() if not isinstance(v, LateNumber) or v.known()}
             said = (fact.worker, fact.generation, fact.step, _values(known), fact.parts, fact.data)
             self._worker.send(facts.WorkerStaged(*said, untold=True))
 
-    def settle(self) -> None:
+    def report_finished(self) -> None:
         """Report the commits that the device has finished. Raises the device's error if it has failed."""
         while self._pending and (len(self._pending) > _AHEAD or self._pending[0].point.passed()):
             self._announce_oldest()

@@ -136,7 +136,7 @@ class LoopContext:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self.state
 
-    def settled(self) -> ProtectedState:
+    def built_state(self) -> ProtectedState:
         """The protected state as the loop begins, when all ranks have built its objects. Raises `UsageError`."""
         for graph in self.protected().graphs():
             graph.settle()

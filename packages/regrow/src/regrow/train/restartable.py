@@ -227,7 +227,7 @@ class RestartableCalls:
         """Number of the first function that may run after a step: 1, or 0 if the script has none."""
         return int(_declared)
 
-    def passed(self) -> None:
+    def next_step_begins(self) -> None:
         """Forget the calls since the last step: the next step begins."""
         self.past.end()
         self._worker.place_after_step(0)

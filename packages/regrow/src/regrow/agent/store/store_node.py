@@ -281,7 +281,7 @@ class StoreNode:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    async def _settled(self, key: str) -> None:
+    async def _await_changes(self, key: str) -> None:
         """Wait until no change of the key is under way."""
         while (change := self._changing.get(key)) is not None:
             await asyncio.wait({change})
@@ -289,7 +289,7 @@ class StoreNode:
     async def _write(self, request: Rewrite) -> StoreReply:
         """Change a value that lives here once no copy of it is left anywhere."""
         key = request.key
-        await self._settled(key)
+        await self._await_changes(key)
         holders = self.copies.forget(key)
         if not holders:
             return self._prompt.rewrite(request)

@@ -161,14 +161,14 @@ class Generations:
     def formed(self, now: Instant) -> None:
         """Every worker has joined the ordered membership; some may already be past its first step."""
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
-        self._ladder.over()
+        self._ladder.formed()
         self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
         self.doubts.open, self.announced = None, None
         if self._job.kept is not None and not self._spec.buddy_every:
             for node in self._roster.living_nodes():
                 self._orders.add(ForgetCopies(node.node))
         self._job.kept = None
-        self._orders.tables.stands(self._roster.member_nodes())
+        self._orders.tables.formed(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
         trainings = self._job.trainings
         self._orders.write(
@@ -177,7 +177,7 @@ class Generations:
         )
         if self._job.past_last_step:
             # No commit follows, and the script's remaining code may take any time.
-            self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+            self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
 
     def end_steps(self, now: Instant) -> None:
         """Every rank has run its last step: let all leave the loop; later faults are repaired if the script allows."""

@@ -50,9 +50,9 @@ class Ladder:
         self._loaders = 0
         """Number of failures by a killed loader process since a generation was last formed."""
 
-    def over(self) -> None:
+    def formed(self) -> None:
         """A generation has formed."""
-        self.losses.over()
+        self.losses.formed()
         self.newcomers.stood()
         self._from_memory = self._loaders = 0
 

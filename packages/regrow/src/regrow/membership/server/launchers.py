@@ -119,7 +119,7 @@ class SuccessionApi:
             if not witness.answers and not reported:
                 reported = True
                 self._say(f"the witness at {witness.voter.address} does not answer; the job goes on without it")
-            await asyncio.sleep(self.voters.lease / (4 if self.voters.settled else 20))
+            await asyncio.sleep(self.voters.lease / (4 if self.voters.may_change else 20))
 
     async def _serve(self, request: web.Request) -> web.Response:
         try:

@@ -185,7 +185,7 @@ class Succession:
         self._job.step = max([self._job.step, *(worker.state_at for worker in members)])
         self._enter_others(now)
         if (ended := self._turned(members)) is not None:
-            self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+            self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
             self._job.goto(self._job.trainings.turn(ended, now))
             self._apply_again(members, now)
             return
@@ -197,9 +197,9 @@ class Succession:
         self._job.goto(Closing(now) if self._job.past_last_step else Training())
         stands = (Stage.MEMBER, Stage.FINISHED)
         if self._roster.all_at(*stands) and all(past is not None and _undisturbed(past) for past in mine):
-            self._orders.tables.stands(self._roster.member_nodes())
+            self._orders.tables.formed(self._roster.member_nodes())
             ranks = {worker.rank for worker in members if worker.rank is not None and worker.stage is Stage.MEMBER}
-            self._orders.write(*self._job.incidents.goes_on(ranks, self._job.generation, now))
+            self._orders.write(*self._job.incidents.found_intact(ranks, self._job.generation, now))
             self._orders.note(say.taken_over(len(members)), now)
             self._nodes.formed()
             return
@@ -312,7 +312,7 @@ class Succession:
 
     def _release(self, members: Sequence[WorkerRecord], now: Instant) -> None:
         self._job.goto(Releasing(now + self._spec.halt_deadline))
-        self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+        self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
         self._orders.note(say.taken_over(len(members)), now)
         self._orders.release(Stage.FINISHED, now)
         self._apply_again(members, now)

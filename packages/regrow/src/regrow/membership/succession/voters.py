@@ -71,7 +71,7 @@ class Voters:
         return self._sets[max(self._sets)]
 
     @property
-    def settled(self) -> bool:
+    def may_change(self) -> bool:
         """True if the newest voters count, so that they may be changed."""
         return len(self._sets) == 1 and self._counts(min(self._sets))
 
@@ -82,7 +82,7 @@ class Voters:
             known.bound_until = max(known.bound_until, present.beat + self.lease)
         if present.term == self.term:
             known.holds = max(known.holds, present.number)
-        self._settle()
+        self._drop_superseded()
 
     @property
     def has_later_vote(self) -> bool:
@@ -110,7 +110,7 @@ class Voters:
 
     def change(self, now: Instant) -> bool:
         """Add a launcher, or remove a silent one, if voters may be changed now; returns True if one was."""
-        if not self.settled:
+        if not self.may_change:
             return False
         voters = self.newest
         names = {voter.name for voter in voters}
@@ -125,7 +125,7 @@ class Voters:
             return False
         self.number += 1
         self._sets[self.number] = voters
-        self._settle()
+        self._drop_superseded()
         if lost:
             self._launchers.pop(lost[0].name, None)
         return True
@@ -178,7 +178,7 @@ class Voters:
         have = sum(held.get(voter.name, 0) >= number for voter in voters)
         return have >= len(voters) // 2 + 1
 
-    def _settle(self) -> None:
+    def _drop_superseded(self) -> None:
         counted = [number for number in self._sets if self._counts(number)]
         for number in [each for each in self._sets if counted and each < max(counted)]:
             del self._sets[number]

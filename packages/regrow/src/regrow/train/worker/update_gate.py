@@ -106,7 +106,7 @@ class UpdateGate:
 
     def _vote(self, step: StepNo) -> bool:
         """Wait until every rank is ready; False: the generation is over, or about to be."""
-        self._copies.settle()
+        self._copies.await_stored()
         if self._over():
             return False
         try:
