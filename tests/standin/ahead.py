@@ -216,7 +216,7 @@ def a_sample_of_the_state_is_told_when_the_device_has_copied_it_and_is_of_the_st
     control: Any = SimpleNamespace(generation=1)
     sampler, before = Sampler(link, control, state, own=list), STEERING.waits()
     form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
-    sampler.stand(form, again=False)
+    sampler.join(form, again=False)
     sampler.tick(StepNo(1), last=False)
     member.facts.clear()
     before = STEERING.waits()
@@ -248,11 +248,11 @@ def a_sample_that_was_begun_in_a_generation_that_is_over_is_not_told() -> None:
     control: Any = SimpleNamespace(generation=1)
     sampler = Sampler(link, control, ProtectedState([torch.nn.Linear(4, 4).to(DEVICE)], {}), own=list)
     form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
-    sampler.stand(form, again=False)
+    sampler.join(form, again=False)
     with STEERING.gate():
         sampler.tick(StepNo(16), last=False)
     torch.accelerator.synchronize()
-    sampler.stand(form, again=False)
+    sampler.join(form, again=False)
     sampler.tick(StepNo(17), last=False)
     assert member.facts == []
 

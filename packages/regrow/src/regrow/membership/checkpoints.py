@@ -284,8 +284,8 @@ class Checkpoints:
         seen: set[str] = set()
         for rank, name in sorted(self._roster.places.items()):
             worker = self._roster.workers[name]
-            stands = halted_at is None or (worker.stage is Stage.HALTED and worker.state_at == halted_at)
-            if stands and worker.holding not in seen:
+            counts = halted_at is None or (worker.stage is Stage.HALTED and worker.state_at == halted_at)
+            if counts and worker.holding not in seen:
                 seen.add(worker.holding)
                 yield rank, worker
 

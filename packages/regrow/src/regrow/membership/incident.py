@@ -259,8 +259,8 @@ class Incidents:
         if self.open is None:
             return []
         self.open.waiting_for.discard(rank)
-        stands = self.open.resumed_at is not None
-        return self._close(generation, now) if stands and not self.open.waiting_for else []
+        resumed = self.open.resumed_at is not None
+        return self._close(generation, now) if resumed and not self.open.waiting_for else []
 
     def _close(self, generation: Generation, now: Instant) -> list[Record]:
         incident, self.open = self.open, None

@@ -47,7 +47,7 @@ class LoopContext:
         """Reason that the script gives for keeping the world's size; empty: none."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
-        self._stood = (worker.rank, worker.world)
+        self._last_place = (worker.rank, worker.world)
         """Rank and world size for which device meshes are made."""
         self._said_apart: set[str] = set()
         self._unprotected = ""
@@ -112,8 +112,8 @@ class LoopContext:
 
     def follow_place(self) -> None:
         """Update device meshes and the share of the data if this worker's rank or world has changed."""
-        before, self._stood = self._stood, (self.worker.rank, self.worker.world)
-        if before != self._stood:
+        before, self._last_place = self._last_place, (self.worker.rank, self.worker.world)
+        if before != self._last_place:
             device_mesh.resize(
                 self.objects, unit=self.worker.unit, before=before[1], world=self.worker.world, rank=self.worker.rank
             )

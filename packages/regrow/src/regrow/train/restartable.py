@@ -141,9 +141,9 @@ class RestartableCalls:
 
     def _attempt(self, number: int) -> Any:
         loop, (name, call, lone) = self._loop, self._calls[number - 1]
-        stands = self._worker.step
+        step_before = self._worker.step
         while True:
-            if not self._training and self._worker.step != stands:
+            if not self._training and self._worker.step != step_before:
                 # All ranks went back to an older state, and will call this again; the others are not here now.
                 with self._worker.groups.echo():
                     return call()

@@ -127,7 +127,7 @@ class Generations:
         """Note once if all holders of one part of the state would fail together."""
         held = {each.rank: each.holding for each in self._roster.placed() if each.rank is not None}
         together = scaling.failing_together(self._roster)
-        ranks = scaling.exposed_ranks(held, scaling.standing_at(self._roster), together)
+        ranks = scaling.exposed_ranks(held, scaling.nodes_of_ranks(self._roster), together)
         reported = say.exposed(ranks, together[self._roster.home(ranks[0])[0].node]) if ranks else ""
         if reported and reported != self._reported_exposed:
             self._orders.note(reported, now)

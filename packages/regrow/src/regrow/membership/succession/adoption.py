@@ -291,7 +291,7 @@ class Succession:
             if worker.stage is Stage.RELEASED or (behind and worker.stage is Stage.JOINING):
                 self._orders.fence(worker, TAKEN_OVER, now)
         lost = [worker for worker in members if worker.stage in (Stage.GONE, Stage.FENCED)]
-        self._orders.note(say.not_standing(), now)
+        self._orders.note(say.not_all_training(), now)
         if self._loss is None:
             self._ladder.mend("coordinator", lost, say.in_between(), now, now)
         else:
@@ -339,7 +339,7 @@ class Succession:
         if missing:
             self._roster.renumber([], now)
             self._roster.world = table.head.world  # Kept, so that another size of the next world is recorded.
-            self._orders.note(say.not_standing(), now)
+            self._orders.note(say.not_all_training(), now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
             self._apply_again(list(self._roster.workers.values()), now)
             return

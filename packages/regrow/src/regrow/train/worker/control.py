@@ -188,12 +188,12 @@ class Control(WorkerPlace):
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
         with self._changed:  # so that the script cannot report that it waits before this reports that it does not yet
-            stands = self._waiting
-            if stands:
+            waits = self._waiting
+            if waits:
                 self._wait_reported = generation
             index = self.first_restart if ready else self.restart_index  # where it will be when it has rolled forward
             name = self.link.env.worker
-            halted = facts.WorkerHalted(name, generation, state_at, ready, index, self.verified, stands=stands)
+            halted = facts.WorkerHalted(name, generation, state_at, ready, index, self.verified, stands=waits)
             if self.whole_body or state_at == NO_STATE:
                 halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
             self.link.send(halted)
