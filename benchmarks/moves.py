@@ -2,7 +2,7 @@
 
     python benchmarks/moves.py              # 30 and 300 MB, about 6 minutes
     python benchmarks/moves.py --quick      # the same with fewer moves, about 3 minutes
-    python benchmarks/moves.py --large      # 3 GB too: about 20 GB of memory
+    python benchmarks/moves.py --large      # 3 GB too: more than 24 GB of memory
 
 Two nodes of one rank each, and a spare. Their ranks move to the spare node one after the other, so each node is the
 spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a rank

@@ -53,6 +53,10 @@ def _inprocess(folder: Path, words: list[str]) -> list[list[str]]:
     return [python("peer_inprocess.py", *words, f"--checkpoint-every={CHECKPOINT_EVERY}")] * (WORLD + SPARES)
 
 
+def _ray(folder: Path, words: list[str]) -> list[list[str]]:
+    return [python("peer_ray.py", *words, f"--checkpoint-every={CHECKPOINT_EVERY}")]
+
+
 def _regrow(standbys: int) -> Callable[[Path, list[str]], list[list[str]]]:
     def commands(folder: Path, words: list[str]) -> list[list[str]]:
         flags = [f"--nproc-per-node={WORLD}", f"--standby={standbys}", "--hang-timeout=10s", "--max-faults=100"]
@@ -103,6 +107,19 @@ SIDES = {
         "gloo 5 s; after its own train_ddp.py",
         "peer_torchft.py",
         lambda _: {"TORCHFT_LIGHTHOUSE": "http://127.0.0.1:29510"},
+    ),
+    "ray": Side(
+        _ray,
+        "TorchTrainer with max_failures 10, a checkpoint each 10 steps that is copied beside the training, "
+        "timeouts of collectives and of looks at workers 10 s; after its guides on fault tolerance and checkpoints",
+        "peer_ray.py",
+        lambda _: {
+            "RAY_TRAIN_V2_ENABLED": "1",
+            "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "10",
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+            "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
     ),
     "regrow-standby": Side(_regrow(1), "one standby, --hang-timeout 10s", "peer_regrow.py"),
     "regrow-fork": Side(_regrow(0), "no standby, --hang-timeout 10s", "peer_regrow.py"),

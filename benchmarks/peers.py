@@ -1,8 +1,8 @@
-"""One job, one plan of faults, side by side: plain torchrun, torchft, NVIDIA's resiliency extension, regrow.
+"""One job, one plan of faults, side by side: torchrun, torchft, NVIDIA's resiliency extension, Ray Train, regrow.
 
     python benchmarks/peers.py --sides torchrun regrow-standby   # 40 minutes on two idle cores; nothing else is needed
     python benchmarks/peers.py --quick --sides torchrun regrow   # 80 steps: 6 minutes, and faults 10 s apart
-    make peers                                                   # the environment of all: torch 2.14, torchft, NVRx
+    make peers                                                   # the environment of all, with torch 2.14
     build/peers/venv/bin/python benchmarks/peers.py              # all sides: 2 hours
 
 A decoder of 25 million parameters (300 MB of state) by DDP on four ranks of one machine, a thread each. Each side
@@ -146,7 +146,7 @@ def chosen(words: list[str]) -> list[str]:
 def versions() -> str:
     """Versions of what is installed of the sides; not all of them need all."""
     told = []
-    for name in ("torch", "torchft", "nvidia-resiliency-ext"):
+    for name in ("torch", "torchft", "nvidia-resiliency-ext", "ray"):
         with suppress(PackageNotFoundError):
             told.append(f"{name} {version(name)}")
     return ", ".join(told)
@@ -165,12 +165,20 @@ def started(name: str, side: Side, folder: Path, steps: int) -> Iterator[list[su
             processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
         yield processes
     finally:
+        below = [each for process in processes for each in _below(process.pid)]
         for process in processes:
             process.kill()
             process.wait(20)
-        for each in _named(folder):
+        for each in (*below, *_named(folder)):
             with suppress(psutil.NoSuchProcess):
                 each.kill()
+
+
+def _below(process: int) -> list[psutil.Process]:
+    """The children of a process, and theirs: some call themselves otherwise, and outlive it."""
+    with suppress(psutil.NoSuchProcess):
+        return [*psutil.Process(process).children(recursive=True)]
+    return []
 
 
 def _named(folder: Path) -> Iterator[psutil.Process]:

@@ -78,7 +78,7 @@ def test_nodes_move_to_the_spare_one_after_the_other_and_no_step_runs_again(here
     with start(here, "turns", *SPARED) as job:
         agents_of(here, "turns", job)
         refused = here.regrow("move", "turns", "node0", "--to", "node1")
-        assert refused.returncode == 1 and "node1 have room for 0" in refused.stderr
+        assert refused.returncode == 1 and "node1 has room for 0" in refused.stderr
         move(here, "turns", "node1")
         job.wait_for(MOVED)
         move(here, "turns", "node0")

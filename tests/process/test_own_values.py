@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.process.elastic import Elastic
 from tests.process.launching import Site, site
-from tests.process.training import Fault, Outcome, assert_equal, train
+from tests.process.training import SCRIPTS, Fault, Outcome, assert_equal, outcome_of, train
 
 from regrow.core.records import IncidentClosed
+from regrow.membership.view import JobView
 
 NAMES = {"running in train()", "worst in train()", "meter.sum"}
 
@@ -71,6 +73,41 @@ def test_sums_of_each_ranks_own_are_those_of_the_undisturbed_run(
         ranks = lacking(struck, incident, faults)
         assert incident.not_kept == ({name: sorted(ranks) for name in NAMES} if ranks else {}), incident
     assert ("may have another's values" in struck.output) == any(i.not_kept for i in struck.ledger.incidents)
+
+
+@pytest.mark.full
+def test_they_go_along_when_ranks_move_and_when_their_node_is_drained(here: Site) -> None:
+    """Moves come at a boundary: the values are those with which the next step would have begun."""
+    steps, spared = 60, ("--local-nodes", "3", "--spares", "1", "--nproc-per-node", "1")
+    extra = ("--known", "--pace", "1.0")
+    (here.folder / "hurry").touch()
+    still = train(here, "still", world=2, steps=steps, script="train_own_values.py", extra=extra)
+    (here.folder / "hurry").unlink()
+    words = (str(SCRIPTS / "train_own_values.py"), "--steps", str(steps), "--out", str(here.folder / "moves.out"))
+    with here.start("run", "--job", "moves", *spared, *words, *extra) as job:
+        seen = Elastic(here, "moves", job)
+        for times, node in enumerate(("node1", "node0"), 1):
+            seen.until(lambda view: view.step > 6 and _warm(view) > 0, "a standby on the spare node")
+            assert here.regrow("move", "moves", node).returncode == 0
+            job.wait_for("moved at step", times)
+        seen.until(lambda view: _warm(view) > 0, "a standby on the spare node")
+        seen.drain("node2", grace=60.0)
+        job.wait_for("moved at step", 3)
+        (here.folder / "hurry").touch()
+        code = job.wait()
+        moved = outcome_of(here, "moves", 2, code, job.output)
+    assert_equal(moved, still, faults=0)
+    assert [(each.kind, each.not_kept) for each in moved.ledger.incidents] == [
+        ("move", {}),
+        ("move", {}),
+        ("preempt", {}),
+    ]
+
+
+def _warm(view: JobView) -> int:
+    """Number of standbys that are ready on nodes without ranks."""
+    busy = {worker.node for worker in view.ranks}
+    return sum(each.stage == "ready" and each.node not in busy for each in view.standbys)
 
 
 def test_those_that_nobody_has_looked_for_are_told_where_holders_do_not_have_them_alike(here: Site) -> None:

@@ -10,6 +10,7 @@ from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
+from regrow.membership.orders import AnswerScale
 from regrow_lab.sim.draws import draw
 from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.network import NetworkConditions
@@ -113,3 +114,23 @@ def test_a_drain_close_to_a_move_never_stops_the_training_for_those_who_end_late
         assert all(line.total < 4.0 for line in closed), "none of them stands until others have ended"
         moved += {line.kind for line in closed} == {"move", "preempt"}
     assert moved > 10
+
+
+def test_a_move_outlives_the_coordinator_that_had_accepted_it() -> None:
+    """It is lost with its node, which has no ranks, while newcomers build; the next one moves them."""
+    accepted = moved = 0
+    for seed in range(30):
+        rng = random.Random(f"accepted {seed}")
+        spec = JobSpec(JobId("accepted"), 2, 4, 0, Warmth.BUILT, 100, 3600.0, None, True, spares=2)
+        asked = SimRequest("move", after=rng.uniform(3.5, 6.0), node=1)
+        loss = SimFault("coordinator", Rank(0), after=asked.after + rng.uniform(0.01, 1.5), back=2.0)
+        script = SimScript(until=StepNo(80), build=2.0)
+        schedule = SimSchedule(spec, script=script, injected=[loss], requests=[asked], seed=seed)
+        schedule.run(world := schedule.world())
+        lines = [line for _, line in world.log]
+        moved += sum(isinstance(line, IncidentClosed) and line.kind == "move" for line in lines)
+        if any(isinstance(line, AnswerScale) and line.accepted for line in lines):
+            accepted += 1
+            roster = world.machine.roster
+            assert {roster.workers[name].node for name in roster.places.values()}.isdisjoint({"n1"}), seed
+    assert accepted > 15 and moved > 10, (accepted, moved)

@@ -1,6 +1,7 @@
 """Each rank sums its own losses, in a variable and in an object, and all are added up at the end.
 
 `--known`: step 5 waits until this worker has heard of which variables ranks have different values.
+`--pace`: see `pacing.py`.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,6 +24,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--out", type=Path)
 parser.add_argument("--known", action="store_true")
+parser.add_argument("--pace", type=float, default=0.0)
 args = parser.parse_args()
 
 
@@ -55,6 +58,7 @@ def train() -> None:
             until = time.monotonic() + LONGEST_S
             while args.known and step.number == 5 and not worker.control.own and time.monotonic() < until:
                 time.sleep(0.01)
+            pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
             loss = nn.functional.mse_loss(model(x), y)
             step.log(loss=loss)
             last = loss.item()

@@ -65,7 +65,7 @@ def test_without_such_a_node_the_rank_goes_alone_and_that_is_said() -> None:
     break_device(job, 1, 5)
     assert homes(job) == ["n0", "n2", "n1", "n1"]
     assert not candidates(job)
-    said = "rank 1 went to n2, and speaks over the network with those of its replica on n0: rank 0 cannot move: n2 have"
+    said = "rank 1 went to n2, and speaks over the network with those of its replica on n0: rank 0 cannot move: n2 has"
     assert notes(job).count(said) == 1
 
 

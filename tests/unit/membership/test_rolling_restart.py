@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from regrow.core.errors import CoordinatorGone, UsageError
+from regrow.core.errors import CoordinatorGone, DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.launch.maintenance import rolling_restart
-from regrow.launch.maintenance.rolling_restart import RollingRestart, commanded
+from regrow.launch.maintenance.rolling_restart import RollingRestart, alone, commanded
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.requests import MoveRequest
 from regrow.membership.view import JobView, NodeView, WorkerView
@@ -95,7 +95,7 @@ def test_one_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     job.fails = {"n0": 3}
     assert rolling(job, tmp_path).run() == 1
     assert job.said[-1] == "n0: the command ended with 3; stopped, run it again to go on here"
-    assert json.loads((tmp_path / "rolling-restart.json").read_text()) == {"done": ["n2"]}
+    assert json.loads((tmp_path / "rolling-restart.json").read_text()) == {"done": ["n2"], "wanted": []}
     assert rolling(job, tmp_path).run() == 0
     assert job.restarted == ["n2", "n0", "n0", "n1"] and "goes on: n2 done before" in job.said
     job.fails = {"n0": 3}
@@ -117,6 +117,78 @@ def test_it_waits_for_another_coordinator_and_for_a_slot(tmp_path: Path) -> None
 
     again = RollingRestart(lambda: job, tmp_path / "f", restart=elected, say=job.said.append, patience=60.0)
     assert again.run([NodeId("n0")]) == 0
+
+
+def test_the_reason_of_a_refusal_is_said_while_it_is_waited_for_and_once(tmp_path: Path) -> None:
+    job = PlayedJob()
+    job.refusals = 3
+    assert rolling(job, tmp_path).run([NodeId("n1")]) == 0
+    assert job.said.count("n1: waits, 60 s at most: other nodes have room for 0") == 1
+
+
+def test_ctrl_c_says_that_it_goes_on_there_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    job = PlayedJob()
+
+    def interrupted(node: NodeView) -> int:
+        if node.node == "n0":
+            raise KeyboardInterrupt
+        return job.restart(node)
+
+    file = tmp_path / "f"
+    stopped = RollingRestart(lambda: job, file, restart=interrupted, say=job.said.append, patience=60.0)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    assert job.said[-1] == "n0: stopped, run it again to go on here"
+    again = RollingRestart(lambda: job, file, restart=job.restart, say=job.said.append, patience=60.0)
+    assert again.run() == 0
+    assert job.restarted == ["n2", "n0", "n1"]
+    assert any(line.startswith("2 of 3: n0 is back") for line in job.said), "the numbers go on"
+
+
+def test_nodes_that_are_named_are_restarted_though_another_restart_had_done_them(tmp_path: Path) -> None:
+    job = PlayedJob()
+    job.fails = {"n0": 3}
+    assert rolling(job, tmp_path).run() == 1
+    assert rolling(job, tmp_path).run([NodeId("n2")]) == 0
+    assert job.restarted == ["n2", "n0", "n2"]
+
+
+def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(UsageError, match="another rolling restart of this job is under way")
+    with alone(tmp_path), refused, alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("error", [CoordinatorGone, DeadlineExceeded])
+def test_it_waits_for_a_coordinator_that_is_gone_or_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[RegrowError]
+) -> None:
+    job, restarted, late = PlayedJob(), list[str](), list[RegrowError]()
+    status, move = job.status, job.move
+
+    def slow_status() -> JobView:
+        if restarted and len(late) < 5:
+            late.append(error("no answer"))
+            raise late[-1]
+        return status()
+
+    def slow_move(request: MoveRequest) -> AnswerScale:
+        if len(late) < 7:
+            late.append(error("no answer"))
+            raise late[-1]
+        return move(request)
+
+    def restart(node: NodeView) -> int:
+        restarted.append(node.node)
+        return job.restart(node)
+
+    monkeypatch.setattr(job, "status", slow_status)
+    monkeypatch.setattr(job, "move", slow_move)
+    waits = RollingRestart(lambda: job, tmp_path / "f", restart=restart, say=job.said.append, patience=60.0)
+    assert waits.run() == 0
+    assert len(late) == 7
 
 
 class PlayedClock:

@@ -35,7 +35,7 @@ class Watched(Steps):
         super().__init__(steps)
         self.told: list[str] = []
         self.untouched = Untouched(self.told.append, self.variables.is_clock)
-        self.variables.leave_untouched(self.untouched)
+        self.variables.places.untouched = self.untouched
         self.at[0] = self._rehearsed
         self.at[5] = lambda: self.variables.put_back(self.taken)
 

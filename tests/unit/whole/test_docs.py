@@ -46,6 +46,15 @@ def test_every_method_on_the_way_of_a_fault_is_there() -> None:
     assert [name for name, file in functions if not re.search(rf"^def {name}\b", CODE[SOURCE / file], re.M)] == []
 
 
+def test_every_call_on_the_way_of_a_lost_pod_is_there_and_they_are_few() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    section = page.split("## A lost pod, through the code")[1].split("\n## ")[0]
+    assert 0 < len(re.findall(r"^\d+\. ", section, re.M)) <= 12
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", section)
+    assert len(named) > 7
+    assert [f"{owner}.{method}" for owner, method in named if not has_method(owner, method, "")] == []
+
+
 def test_the_way_into_the_code_names_every_room_and_every_page() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     folders = [path.parent for path in CODE if path.name == "__init__.py" and path.parent != SOURCE]

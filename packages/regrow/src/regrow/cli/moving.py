@@ -46,7 +46,7 @@ def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patie
     """
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
-    from regrow.launch.maintenance.rolling_restart import PROGRESS_FILE, RollingRestart, commanded
+    from regrow.launch.maintenance.rolling_restart import PROGRESS_FILE, RollingRestart, alone, commanded
 
     seconds = some_time("--patience", patience)
     entry, _ = client_of(job)
@@ -57,7 +57,8 @@ def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patie
         say=click.echo,
         patience=seconds,
     )
-    return restart.run([NodeId(node) for node in nodes], again=again)
+    with alone(jobs_home() / entry.job):
+        return restart.run([NodeId(node) for node in nodes], again=again)
 
 
 COMMANDS = (move, rolling_restart)

@@ -5,11 +5,15 @@ extension whose payload is msgpack again. Tensors are not included: each becomes
 sent separately.
 """
 
+import enum
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from operator import attrgetter
+from pathlib import PosixPath
 from typing import Any, cast
 
 import msgspec
@@ -25,10 +29,11 @@ Resolve = Callable[[str], object]
 
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
 _NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY, _DEQUE = range(9, 18)
-_ODD_TEXT, _EXACT = 18, 19
-"""Text that is not valid Unicode, such as a file name in an older encoding; numbers and dates that are objects."""
+_ODD_TEXT, _EXACT, _BY_NAME = 18, 19, 20
+"""Text that is not valid Unicode, such as an old file name; numbers and dates that are objects; named tuples, enums."""
 _PARTS: dict[type, Callable[[Any], list[object]]] = {
     Decimal: lambda each: [str(each)],
+    PosixPath: lambda each: [str(each)],
     Fraction: lambda each: [each.numerator, each.denominator],
     timedelta: lambda each: [each.days, each.seconds, each.microseconds],
     timezone: lambda each: [each.utcoffset(None)],
@@ -161,10 +166,26 @@ class _Packer:
                 return _LARGE_ARRAY, _encoder.encode(kept)
             code = _NUMPY_SCALAR if isinstance(value, np.generic) else _NUMPY_ARRAY
             return code, _encoder.encode([value.dtype.str, list(value.shape), value.tobytes()])
+        if by_name(kind):
+            items = [value.name] if isinstance(value, enum.Enum) else list(cast(tuple[object, ...], value))
+            return _BY_NAME, _encoder.encode([kind.__module__, kind.__qualname__, *self._items(items, path, depth)])
         raise StateError(
             f"{path or 'the state'}: {kind.__name__} cannot be protected",
             hint="leave it out of state_dict(), or keep it as numbers, text, lists, dicts or tensors",
         )
+
+
+def by_name(kind: type) -> bool:
+    """True for a class of named tuples, or an enum, of a module: its values are made without any of its code."""
+    named = kind.__base__ is tuple and hasattr(kind, "_fields") and not kind.__dictoffset__
+    return (named or issubclass(kind, enum.Enum)) and "<" not in kind.__qualname__
+
+
+def _of_class(module: str, path: str, *items: Any) -> object:
+    kind = attrgetter(path)(sys.modules[module])  # nothing is imported for a name
+    if not isinstance(kind, type) or not by_name(kind):
+        raise ValueError(f"{path} is no class of named tuples")
+    return kind.__members__[items[0]] if isinstance(kind, enum.EnumMeta) else tuple.__new__(cast(Any, kind), items)
 
 
 def _is_odd(text: str) -> bool:
@@ -217,6 +238,8 @@ def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[obj
         return array[()] if code == _NUMPY_SCALAR else array.copy()
     if code == _LARGE_ARRAY:
         return _array(resolve(items[2]), items[0], items[1])
+    if code == _BY_NAME:
+        return _of_class(*items)
     if code == _EXACT:
         return _NAMED[items[0]](*items[1:])
     if code == _COMPLEX:

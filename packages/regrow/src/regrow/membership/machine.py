@@ -190,13 +190,14 @@ class Membership:
             self._succession.adopt(joined, reports, failures, self._memory, now)
             for notice in self._succession.notices(self._memory, now):
                 self._resizing.draining(notice, now)
+            self._resizing.moves.move, self._resizing.moves.unfit = self._memory.move, dict(self._memory.quarantined)
             self._stopping.recalled(now)
         self._make_transitions(now)
         return self._orders.take()
 
     def remember(self) -> JobMemory:
         """Return the knowledge about the job that a successor cannot get from the agents."""
-        return self._succession.remember()
+        return self._succession.remember(self._resizing.moves.move)
 
     def _make_transitions(self, now: Instant) -> None:
         """Make all transitions that the present knowledge allows."""

@@ -109,22 +109,14 @@ class Nodes:
         workers = [w for w in self._roster.workers.values() if w.node == node.node and w.stage is not Stage.GONE]
         for worker in workers:
             self._roster.move(worker, Stage.GONE, now)
-            self._orders.write(
-                record.WorkerGone(
-                    at=now, worker=worker.worker, rank=worker.rank, code=NODE_LOST, reason=record.NODE_LOST
-                )
-            )
+            self._orders.write(record.WorkerGone(now, worker.worker, worker.rank, NODE_LOST, record.NODE_LOST))
         for forgotten in self._roster.forget_dead():
             self._job.errors.forget(forgotten)
         return [worker for worker in workers if worker.placed and not worker.leaver]
 
     def _back(self, node: NodeRecord, event: facts.NodeJoined, now: Instant) -> None:
-        node.host, node.store, node.copy_endpoint, node.domain = (
-            event.host,
-            event.store,
-            event.copy_endpoint,
-            event.domain,
-        )
+        node.host, node.store = event.host, event.store
+        node.copy_endpoint, node.domain = event.copy_endpoint, event.domain
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid, node.table = None, False, False, 0
         self._roster.short[node.node] = None

@@ -161,6 +161,8 @@ class Workers:
         match event:
             case facts.WorkerHalted() if worker.stage is Stage.HALTING or self._resize_boundary.expects(worker):
                 enter_halted(worker, event)
+                if event.left:
+                    self._orders.left[_rank(worker)] = event.left
                 planned = worker.stage is not Stage.HALTING
                 self._roster.move(worker, Stage.HALTED, now)
                 if not event.stands:

@@ -89,7 +89,9 @@ def mended(incident: IncidentClosed) -> str:
             way = "grown" if incident.after > incident.before else "shrunk"
             size = f"{way} from {incident.before} to {count(incident.after, 'replica')}"
             return f"{size} at step {incident.step} ({first_line(incident.cause)}); {pause}"
-        return f"moved at step {incident.step} ({first_line(incident.cause)}); {pause}"
+        in_vain = incident.kind in ("move", "grow", "shrink") and not incident.before
+        done = "stood, and nothing has changed," if in_vain else "moved"
+        return f"{done} at step {incident.step} ({first_line(incident.cause)}); {pause}"
     how = _RUNGS.get(incident.rung, f"mended by {incident.rung}")
     if incident.before > incident.after:
         how = f"{how}, {incident.before} to {count(incident.after, 'replica')}"
@@ -105,9 +107,9 @@ def not_kept(incidents: Iterable[IncidentClosed]) -> str:
     if not lost:
         return ""
     return (
-        f"{ranks(sorted({rank for _, rank in lost}))} may have another's values in {shown}, which differ "
-        "between ranks; where they count for the result, all_reduce them in each step, or protect an object that has "
-        'them with part=f"rank{session.rank}", and start with --buddy-every 1'
+        f"{ranks(sorted({rank for _, rank in lost}))} may have another's values in {shown}, or begins "
+        "them anew; where they count for the result, protect an object that has them, and where ranks differ in them, "
+        'all_reduce them in each step, or give part=f"rank{session.rank}" and start with --buddy-every 1'
     )
 
 

@@ -18,7 +18,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 def left(variables: Variables, places: Iterable[str], *, as_begun: bool) -> bytes:
     """Those at these places that have room, the small ones first. `as_begun`: as the step has begun; else as now."""
     which = {(name, key) for name, _, key in (place.partition("\n") for place in places)}
-    found = variables.own(which, None if as_begun else _present(variables.spaces(), which))
+    found = variables.own(which, None if as_begun else _present(variables.places.now(), which))
     values, room = dict[str, bytes](), OWN_MOST - 8
     for place, value in sorted(found.items(), key=lambda each: len(each[1])):
         if (room := room - len(place.encode()) - len(value) - 10) > 0:

@@ -9,6 +9,8 @@ import socket
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from regrow.agent.workers.channel import WorkerChannel
 from regrow.agent.workers.early_exit import EarlyExit
 from regrow.agent.workers.fencing import kill_worker, signal_group
@@ -278,6 +280,8 @@ class Worker:
             case facts.WorkerStaged():
                 before = [each for each in self.staged if (each.generation, each.step) != (fact.generation, fact.step)]
                 self.staged = [*before[-1:], fact]
+            case facts.WorkerHalted():
+                fact = msgspec.structs.replace(fact, left=self.board.read_own())
             case facts.WorkerCommitted():
                 self.committed = (fact.generation, fact.step)
         self._on_fact(self, fact)

@@ -167,6 +167,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     0: none. `verified`: the step of the state on which all replicas agreed last, if it has a copy of that.
     `whole_body`: it rolls a body back with its updates. `step`: the step in whose update its state was torn.
     `stands`: its script waits for the next generation. If another thread sent this fact before, it is sent again then.
+    `left`: as in `WorkerExited`; its agent adds it.
     """
 
     worker: WorkerId
@@ -178,6 +179,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     whole_body: bool = False
     step: StepNo = NO_STATE
     stands: bool = True
+    left: list[OwnValues] = []
 
 
 class HaltMissed(msgspec.Struct, frozen=True, tag=True):

@@ -5,17 +5,18 @@ A file lists the finished nodes, so that an interrupted rolling restart continue
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from regrow.core.errors import CoordinatorGone, RegrowError, UsageError
+from regrow.core.errors import CoordinatorGone, DeadlineExceeded, RegrowError, UsageError
 from regrow.core.exit_codes import REFUSED
 from regrow.core.ids import NodeId, Seconds
 from regrow.membership.orders import AnswerScale
@@ -31,9 +32,10 @@ _SETTLE_S: Seconds = 2.0
 
 
 class RestartProgress(msgspec.Struct, frozen=True):
-    """Contents of the progress file: the finished nodes."""
+    """Contents of the progress file: the finished nodes, of those that were named; if none were named, of all."""
 
     done: list[NodeId] = []
+    wanted: list[NodeId] = []
 
 
 class AskedJob(Protocol):
@@ -80,18 +82,21 @@ class RollingRestart:
         Raises:
             UsageError: the job has no such node.
         """
-        done = [] if again else self._read().done
-        nodes = self._order(wanted)
+        before, nodes = RestartProgress() if again else self._read(), self._order(wanted)
+        done = [node for node in before.done if node in nodes and before.wanted == [*wanted]]
         if done:
             self._say(f"goes on: {', '.join(done)} done before")
-        for number, node in enumerate(nodes, 1):
-            if node in done:
-                continue
-            if problem := self._one(node, f"{number} of {len(nodes)}: {node}"):
+        for node in [node for node in nodes if node not in done]:
+            try:
+                problem = self._one(node, f"{len(done) + 1} of {len(nodes)}: {node}")
+            except KeyboardInterrupt:
+                self._say(f"{node}: stopped, run it again to go on here")
+                raise
+            if problem:
                 self._say(f"{node}: {problem}; stopped, run it again to go on here")
                 return REFUSED
             done = [*done, node]
-            self._write(RestartProgress(done))
+            self._write(RestartProgress(done, [*wanted]))
         self._file.unlink(missing_ok=True)
         self._say(f"all {len(nodes)} nodes are restarted")
         return 0
@@ -130,8 +135,10 @@ class RollingRestart:
                 return ""
             if view is not None:
                 # A refusal may be temporary: workers that leave the former node still hold their slots.
-                answer = self._ask(node)
+                answer, known = self._ask(node), refusal
                 refusal = "" if answer is None or answer.accepted else answer.reason
+                if refusal not in ("", known):
+                    self._say(f"{node}: waits, {self._patience:g} s at most: {refusal}")
             time.sleep(_LOOK_S)
         return refusal or f"its ranks have not left it within {self._patience:g} s"
 
@@ -165,13 +172,13 @@ class RollingRestart:
         """The job's state; None if no coordinator answers at the moment, as during an election."""
         try:
             return self._job().status()
-        except CoordinatorGone:
+        except (CoordinatorGone, DeadlineExceeded):
             return None
 
     def _ask(self, node: NodeId) -> AnswerScale | None:
         try:
             return self._job().move(MoveRequest(node, reason="regrow rolling-restart"))
-        except CoordinatorGone:
+        except (CoordinatorGone, DeadlineExceeded):
             return None
         except UsageError as error:
             return AnswerScale(False, str(error))
@@ -191,6 +198,19 @@ class RollingRestart:
             temporary.replace(self._file)
         except OSError as error:
             raise RegrowError(f"{self._file} cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Within this, no other rolling restart of the job runs here. Raises `UsageError` where one does."""
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, descriptor := os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or stop it with Ctrl-C"
+            raise UsageError("another rolling restart of this job is under way", hint=hint) from None
+        yield
 
 
 def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) -> Callable[[NodeView], int]:

@@ -122,13 +122,8 @@ class Draining:
         if movable:
             return ResizePlan("preempt", job.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
         size = limits.next_above(job.replicas)
-        if (
-            staying == 0
-            and size is not None
-            and size <= most
-            and not fixed
-            and free // self._spec.unit >= size - job.replicas
-        ):
+        alone = staying == 0 and not fixed
+        if alone and size is not None and size <= most and free // self._spec.unit >= size - job.replicas:
             # Grow first, so that other ranks have the state before these leave.
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
         until = by - (self._roster.first_build or 0.0) - _STAND_S
@@ -139,9 +134,8 @@ class Draining:
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._reported:
             self._reported.add(reason)
-            self._orders.note(
-                f"{reason}; no other node can hold the state, so training goes on there until it is gone", now
-            )
+            text = f"{reason}; no other node can hold the state, so training goes on there until it is gone"
+            self._orders.note(text, now)
         return None
 
     def _slots_come(self) -> bool:

@@ -18,7 +18,7 @@ from regrow.membership.recovery import said_at_end
 from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import NodeRecord
-from regrow.membership.states import Closing, Releasing
+from regrow.membership.states import Building, Closing, Releasing
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,25 @@ class Moving:
     def __init__(self, job: Job, regroup: Regroup) -> None:
         self._job, self._regroup = job, regroup
         self._roster = job.roster
-        self._move: RankMove | None = None
+        self.move: RankMove | None = None
+        """The one that was accepted and has not happened yet."""
         self.unfit: dict[NodeId, str] = {}
         """Nodes that came into quarantine, with the reason, until their ranks move."""
         self._await_proof = False
 
+    def let_go(self, now: Instant) -> None:
+        """The last step is run: a move that has not happened by then comes to nothing, which is noted."""
+        if self.move is not None and isinstance(self._job.state, Closing | Releasing):
+            self._job.orders.note(say.given_up(self.move.source, "the job has run its last step"), now)
+            self.move = None
+
     def requested(self, event: facts.MoveRequested, now: Instant) -> None:
-        """A move is requested; it is answered at once."""
+        """A move is requested; it is answered at once. A named target is tried although newcomers failed there."""
+        if event.to in self._roster.nodes:
+            self._roster.nodes[event.to].failed_candidates = 0
         answer = self._answer(event)
-        if answer.accepted and self._move is None:
-            source = self._source(event)
-            if source is not None:
-                self._move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
+        if answer.accepted and self.move is None and (source := self._source(event)) is not None:
+            self.move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
         self._job.orders.add_answer(answer)
 
     def _source(self, event: facts.MoveRequested) -> NodeId | None:
@@ -68,8 +75,10 @@ class Moving:
         source = self._source(event)
         if isinstance(job.state, Closing | Releasing):
             return AnswerScale(False, "the job has run its last step")
-        if job.world == 0 or not self._roster.places:
-            return AnswerScale(False, "the job has not begun its first step")
+        if job.stopping:
+            return AnswerScale(False, f"the job is being stopped: {job.stopping}")
+        if job.world == 0 or not self._roster.places or isinstance(job.state, Building):
+            return AnswerScale(False, say.NOT_YET)
         if source is None:
             return AnswerScale(False, say.no_such_rank(event.rank or Rank(0), job.world))
         for node in (source, *(() if event.to is None else (event.to,))):
@@ -77,9 +86,9 @@ class Moving:
                 return AnswerScale(False, diagnosis.no_such_node(node, sorted(there)))
         if there[source].leave_by is not None:
             return AnswerScale(False, diagnosis.drains_already(source, there[source].leave_reason))
-        if self._move is not None:
-            again = self._move.source == source and self._move.rank == event.rank
-            return AnswerScale(again, say.under_way(source) if again else say.another_first(self._move.source))
+        if self.move is not None:
+            again = (self.move.source, self.move.rank, self.move.to) == (source, event.rank, event.to)
+            return AnswerScale(again, say.under_way(source) if again else say.another_first(self.move.source))
         ranks = self._ranks(source, event.rank)
         if not ranks:
             return AnswerScale(False, say.has_no_ranks(source))
@@ -97,8 +106,12 @@ class Moving:
         if not job.replacements.allowed:
             return said_at_end.no_newcomers(job.replacements.refuted)
         room = sum(_room(self._roster.nodes[node]) for node in self._homes(source, to))
+        if to == source:
+            return say.there_already(ranks, to)
         if room < len(ranks):
-            return say.no_room(ranks, room, to)
+            others = [each for each in self._roster.living_nodes() if each.node != source and to in (None, each.node)]
+            closed = {each.node: why for each in others if (why := _closed(each))}
+            return say.no_room(ranks, room, to, closed)
         if len(self._regroup.dispensable(ranks)) < len(ranks):
             return say.held_nowhere_else(ranks)
         return ""
@@ -110,7 +123,7 @@ class Moving:
 
     def _follow(self, now: Instant) -> None:
         """Let the rest of a replica follow a rank that moved, as the network within a node may be faster."""
-        if self._job.apart is None or self._move is not None:
+        if self._job.apart is None or self.move is not None:
             return
         (rank, source), self._job.apart = self._job.apart, None
         name = self._roster.places.get(rank)
@@ -121,21 +134,22 @@ class Moving:
         said = say.stays_apart(rank, to, source, why) if why else say.follows(rank, ranks, source, to)
         self._job.orders.note(said, now)
         if not why:
-            self._move = RankMove(source, None, to, said, self._roster.world)
+            self.move = RankMove(source, None, to, f"they follow rank {rank} of their replica", self._roster.world)
 
-    @property
-    def may_leave(self) -> bool:
-        """True if moves off nodes in quarantine waited for a proof of a newcomer, and there is one now."""
-        return self._await_proof and bool(self._job.replacements.proven)
+    def take_proof(self) -> bool:
+        """True, once, if moves off nodes in quarantine waited for a proof of a newcomer, and there is one now."""
+        proven = self._await_proof and bool(self._job.replacements.proven)
+        self._await_proof = self._await_proof and not proven
+        return proven
 
     def _leave_unfit(self, now: Instant) -> None:
         """Move ranks off a node in quarantine to a free one, once a newcomer was proven to compute the same as a rank.
 
         If the health check was wrong, only the pause of the move is lost. Ranks with values of their own are not
-        moved, because a move loses these values.
+        moved, because large ones do not travel.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
-        if self._move is not None or self._await_proof or any(self._job.replacements.own.values()):
+        if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
             return
         for source, why in list(self.unfit.items()):
             node = self._roster.nodes[source]
@@ -143,22 +157,21 @@ class Moving:
             if not ranks:
                 del self.unfit[source]
             elif not self._obstacle(ranks, source, None):
-                reason = say.leave_unfit(ranks, source, why)
-                self._job.orders.note(reason, now)
-                self._move = RankMove(source, None, None, reason, self._roster.world)
+                self._job.orders.note(say.leave_unfit(ranks, source, why), now)
+                self.move = RankMove(source, None, None, f"{source} is in quarantine: {why}", self._roster.world)
                 return
 
     def plan(self, now: Instant) -> ResizePlan | None:
         """Plan the accepted move; None: there is none, it was given up, or it has to wait."""
         self._follow(now)
         self._leave_unfit(now)
-        move, job = self._move, self._job
+        move, job = self.move, self._job
         if move is None:
             return None
         node = self._roster.nodes.get(move.source)
         ranks = [] if node is None or node.away else self._ranks(move.source, move.rank)
         if not ranks or (move.rank is not None and move.world != self._roster.world):
-            self._move = None  # They have moved, or a fault has moved them.
+            self.move = None  # They have moved, or a fault has moved them.
             return None
         homes = self._homes(move.source, move.to)
         building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}
@@ -167,14 +180,24 @@ class Moving:
         if not why and len(self._regroup.dispensable(ranks)) < len(ranks):
             why = say.held_nowhere_else(ranks)
         if why:
-            self._move = None
+            self.move = None
             job.orders.note(say.given_up(move.source, why), now)
             return None
         if sum(len(self._roster.nodes[home].free()) for home in homes) < len(missing):
             return None  # Leavers on these nodes are about to free their slots.
-        return ResizePlan("move", job.replicas, tuple(ranks), move.reason, ResizeWay.MOVE, homes=tuple(homes))
+        targets = sorted({each.node for rank, each in self._roster.candidates.items() if rank in ranks})
+        reason = say.moves(ranks, move.source, targets, move.reason)
+        return ResizePlan("move", job.replicas, tuple(ranks), reason, ResizeWay.MOVE, homes=tuple(homes))
 
 
 def _room(node: NodeRecord) -> int:
-    """Slots of a node that are free, or will be once its leavers have ended."""
-    return node.slots - len(node.placed) - sum(not worker.leaver for worker in node.others.values())
+    """Slots of a node that are free, or will be once its leavers and fenced workers have ended."""
+    return node.slots - len(node.placed) - sum(each.living and not each.leaver for each in node.others.values())
+
+
+def _closed(node: NodeRecord) -> str:
+    """Reason why no rank may move to a node, for people; empty if ranks may."""
+    if node.leave_by is not None or node.quarantined:
+        return "is in quarantine" if node.leave_by is None else "is being given back"
+    failed = f"had newcomers that failed one after the other; --to {node.node} tries it again"
+    return failed if node.failed_candidates >= ATTEMPTS else "will not be there for long enough" * node.unpaid

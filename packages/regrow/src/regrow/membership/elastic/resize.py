@@ -45,13 +45,8 @@ class Resizing:
     def __init__(
         self, job: Job, size: WantedSize, standbys: Standbys, regroup: Regroup, resize_boundary: ResizeBoundary
     ) -> None:
-        self._job, self._size, self._standbys, self._regroup, self._resize_boundary = (
-            job,
-            size,
-            standbys,
-            regroup,
-            resize_boundary,
-        )
+        self._job, self._size, self._standbys = job, size, standbys
+        self._regroup, self._resize_boundary = regroup, resize_boundary
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._look = True
         """True if something has changed since the last planning."""
@@ -59,7 +54,7 @@ class Resizing:
         """Generation of the last planning."""
         self._pausing = False
         """True if a change waits for the least time between two changes."""
-        self._drains, self._moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
+        self._drains, self.moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
         """Slots of new nodes that are too few for a replica; later nodes may bring the rest."""
@@ -76,7 +71,7 @@ class Resizing:
             case facts.DrainRequested():
                 self.drain_requested(event, now)
             case facts.MoveRequested():
-                self._moves.requested(event, now)
+                self.moves.requested(event, now)
                 self._look = True
 
     def _size_asked(self, event: facts.ScaleRequested, now: Instant) -> None:
@@ -111,6 +106,7 @@ class Resizing:
     def let_go(self, now: Instant) -> None:
         """Stop the agents of draining nodes that have no workers left."""
         self._drains.let_go(now)
+        self.moves.let_go(now)
 
     def node_came(self, node: NodeRecord, event: facts.NodeJoined, now: Instant, *, new: bool) -> None:
         """A node has come: the world may grow onto it, by as many replicas as it has room for."""
@@ -143,7 +139,7 @@ class Resizing:
 
     def unfit(self, node: NodeId, reason: str) -> None:
         """A node is in quarantine: its ranks move elsewhere if there is room."""
-        self._moves.unfit[node], self._look = reason, True
+        self.moves.unfit[node], self._look = reason, True
 
     # --- candidates --------------------------------------------------------------------------------------------
 
@@ -196,11 +192,8 @@ class Resizing:
 
     def next_deadline(self) -> Instant | None:
         """Latest time for a call of `late`."""
-        times = [
-            worker.since + self._spec.build_deadline
-            for worker in self._roster.candidates.values()
-            if worker.stage in BUILDING
-        ]
+        building = (each for each in self._roster.candidates.values() if each.stage in BUILDING)
+        times = [each.since + self._spec.build_deadline for each in building]
         leavers = self._leavers.next_deadline()
         if leavers is not None:
             times.append(leavers)
@@ -215,20 +208,20 @@ class Resizing:
     def advance(self, now: Instant) -> None:
         """The job trains without a fault: begin the wanted change, continue it, or drop it."""
         generation = self._job.generation
-        looks = self._look or self._seen != generation or self._moves.may_leave
+        looks = self._look or self._seen != generation or self.moves.take_proof()
         if not looks or self._roster.count(Stage.FINISHED):
             return
         self._look = self._pausing = False
         self._seen = generation
         plan = self._plan(now)
-        need = () if plan is None else plan.newcomers
-        homes = () if plan is None else plan.homes
+        need, homes = ((), ()) if plan is None else (plan.newcomers, plan.homes)
         self._keep_only(need, homes, now)
         if plan is None:
             return
         missing = [rank for rank in need if rank not in self._roster.candidates]
         if missing:
             self._spawn(missing, plan.size * self._spec.unit, homes, now)
+            plan = (self.moves.plan(now) if plan.kind == "move" else None) or plan  # it names the newcomers' nodes
         built = [rank for rank, each in self._roster.candidates.items() if each.stage is Stage.READY]
         if len(built) == len(need):
             self._resize_boundary.begin(plan, now)
@@ -275,13 +268,7 @@ class Resizing:
         weighed = scaling.weigh(before, size, stay, self._job.incidents.pauses.get("grow", 0.0))
         self._orders.write(
             record.GrowthWeighed(
-                at=now,
-                before=before,
-                after=size,
-                stay=stay,
-                gain=weighed.gain,
-                cost=weighed.cost,
-                grows=weighed.grows,
+                at=now, before=before, after=size, stay=stay, gain=weighed.gain, cost=weighed.cost, grows=weighed.grows
             )
         )
         return "" if weighed.grows else say.does_not_pay(before, size, stay, weighed)
@@ -291,7 +278,7 @@ class Resizing:
         job = self._job
         if self._drains.leaving:
             return self._drains.plan(now, free=self._free_slots() if job.replacements.allowed else 0, most=self._most)
-        if (move := self._moves.plan(now)) is not None:
+        if (move := self.moves.plan(now)) is not None:
             return move
         size = self._size.limits.fit(min(self._size.wanted, job.replicas + self._room(), self._most))
         if size is None or size == job.replicas or self._regroup.fixed():
@@ -324,9 +311,8 @@ class Resizing:
         def fit_home(worker: WorkerRecord) -> bool:
             return roster.nodes[worker.node].usable and (not homes or worker.node in homes)
 
-        spare = [
-            worker for rank, worker in sorted(roster.candidates.items()) if rank not in need or not fit_home(worker)
-        ]
+        built = sorted(roster.candidates.items())
+        spare = [worker for rank, worker in built if rank not in need or not fit_home(worker)]
         missing = [rank for rank in need if rank not in roster.candidates]
         for worker in spare:
             fits = (rank for rank in missing if take(worker, rank, worker.local_rank, max(need) + 1))

@@ -101,14 +101,10 @@ class ResizeBoundary:
 
     def halted(self, event: facts.WorkerHalted, now: Instant) -> None:
         """A worker has halted as planned."""
-        job, state, plan = self._job, self._job.state, self._plan
+        state, plan = self._job.state, self._plan
         if not isinstance(state, Switching) or plan is None:
             return
-        self._orders.write(
-            *job.incidents.change(
-                plan.kind, plan.rung, plan.reason, generation=job.generation, step=event.state_at, now=now
-            )
-        )
+        self._open(plan, event.state_at, now)
         if event.state_at != state.at:
             self._at_once("not all could stop before one step", now)
 
@@ -156,12 +152,8 @@ class ResizeBoundary:
         job.incidents.halted(now)
         self._plan = None
         job.goto(Mending(now + self._spec.halt_patience))
-        if (
-            not state.over
-            and self._possible(plan)
-            and self._carry_out(plan, now)
-            and plan.kind not in ("preempt", "move")
-        ):
+        changed = not state.over and self._possible(plan) and self._carry_out(plan, now)
+        if changed and plan.kind not in ("preempt", "move"):
             self.changed_at = now
 
     # --- parts of it -------------------------------------------------------------------------------------------
@@ -173,6 +165,10 @@ class ResizeBoundary:
         self._orders.halt_before(at, job.generation, self._reason)
         if now + self._pace.until(margin) > by:
             self._at_once("there is no time for another step", now)
+
+    def _open(self, plan: ResizePlan, step: StepNo, now: Instant) -> None:
+        job, what = self._job, (plan.kind, plan.rung, plan.reason)
+        self._orders.write(*job.incidents.change(*what, generation=job.generation, step=step, now=now))
 
     @property
     def _reason(self) -> str:
@@ -195,11 +191,7 @@ class ResizeBoundary:
         job.goto(replace(state, at=None, deadline=now + self._spec.halt_deadline, over=over))
         plan = self._plan
         if plan is not None:
-            self._orders.write(
-                *job.incidents.change(
-                    plan.kind, plan.rung, plan.reason, generation=job.generation, step=job.step, now=now
-                )
-            )
+            self._open(plan, job.step, now)
         self._ladder.halt(reason, now)
 
     def _possible(self, plan: ResizePlan) -> bool:

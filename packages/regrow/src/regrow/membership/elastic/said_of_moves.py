@@ -1,8 +1,10 @@
 """Texts about ranks that move to other nodes, for people. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from regrow.core.ids import NodeId, Rank
+
+NOT_YET = "the ranks come to their first step; ask again when they train (those of a script without regrow cannot move)"
 
 
 def _ranks(ranks: Sequence[Rank]) -> str:
@@ -34,11 +36,22 @@ def has_no_ranks(node: NodeId) -> str:
     return f"{node} has no ranks"
 
 
-def no_room(ranks: Sequence[Rank], room: int, to: NodeId | None) -> str:
-    """Refusal because there is no room elsewhere."""
-    where = "other nodes" if to is None else to
+def there_already(ranks: Sequence[Rank], to: NodeId) -> str:
+    """Refusal because the named node is where the ranks are."""
+    return f"{_ranks(ranks)} cannot move to {to}: {'it is' if len(ranks) == 1 else 'they are'} there already"
+
+
+def no_room(ranks: Sequence[Rank], room: int, to: NodeId | None, closed: Mapping[NodeId, str]) -> str:
+    """Refusal because there is no room elsewhere. `closed`: the nodes that get no ranks, and why."""
+    where = "other nodes have" if to is None else f"{to} has"
+    why = "".join(f", {node} {reason}" for node, reason in closed.items())
     cure = "start the job with --spares, or add a node with regrow agent --join"
-    return f"{_ranks(ranks)} cannot move: {where} have room for {room} ({cure})"
+    return f"{_ranks(ranks)} cannot move: {where} room for {room}{why} ({cure})"
+
+
+def moves(ranks: Sequence[Rank], source: NodeId, targets: Sequence[NodeId], reason: str) -> str:
+    """Cause of a move, for the record. `targets`: nodes of the newcomers."""
+    return f"{_ranks(ranks)} from {source} to {', '.join(targets) or 'other nodes'}: {reason}"
 
 
 def held_nowhere_else(ranks: Sequence[Rank]) -> str:

@@ -131,7 +131,7 @@ class Auditor:
 
 def _variable(place: str) -> str:
     """Readable name of a plain variable, from the place that workers report."""
-    space, _, key = place.partition("\n")
+    space, _, key = place.lstrip("\t").partition("\n")
     if space.startswith(("object ", "module ")):
         return f"{space[7:].partition(':')[0]}.{key}".removeprefix("__main__.")
     return f"{key} in {space.split()[0]}()"

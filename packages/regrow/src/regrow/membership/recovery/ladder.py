@@ -121,6 +121,10 @@ class Ladder:
                 continue
             self.newcomers.tried(rank)
             slot = self._slot_for(rank, give_up=give_up)
+            if slot is None and self._roster.candidates:  # a lost rank comes before one that was to move
+                for each in list(self._roster.candidates.values()):
+                    self._roster.nominate(each, None, each.local_rank)
+                slot = self._slot_for(rank, give_up=give_up)
             if slot is None:
                 stuck.append(rank)
                 continue
@@ -129,13 +133,10 @@ class Ladder:
             if moves and home.usable and self._left_behind(rank):
                 self._job.apart = rank, home.node
             holding = self._holder(rank).holding
-            spares = [
-                each
-                for each in self._roster.standbys(slot.node)
-                if self._standbys.can_take(each, rank, slot.local_rank)
-            ]
+            there, take = self._roster.standbys(slot.node), self._standbys.can_take
+            spares = [each for each in there if take(each, rank, slot.local_rank)]
             if spares:
-                standby = min(spares, key=lambda each: _PREFERENCE.get(each.stage, 9))
+                standby = min(spares, key=lambda each: (_PREFERENCE.get(each.stage, 9), each.built_for != rank))
                 self._roster.place(standby, rank, slot.local_rank, now)
                 self._standbys.start_if_placed(standby, now)
                 proof_of_life.ask(standby, self._roster, self._orders, now)

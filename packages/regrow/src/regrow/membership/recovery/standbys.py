@@ -86,7 +86,7 @@ class Standbys:
         if not fits:
             text = self.layouts.differs(worker) if worker.role.placed else say.layout_differs(worker.worker, None)
             self._unfit(worker, text, "built another model", now)
-        elif worker.role is Role.STANDBY:
+        elif worker.role in (Role.STANDBY, Role.JOINER):
             self._roster.nodes[worker.node].failed_standbys = 0
             see_early_reads(self._roster, self._orders, worker, now)
 

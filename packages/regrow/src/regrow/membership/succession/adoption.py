@@ -16,6 +16,7 @@ from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import Member, Role
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
+from regrow.membership.elastic.moving import RankMove
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.nodes import Nodes
 from regrow.membership.recovery import standbys
@@ -65,8 +66,8 @@ class Succession:
         """Workers whose end is recorded already."""
         self._loss: CoordinatorLoss | None = None
 
-    def remember(self) -> JobMemory:
-        """The knowledge about the job that a successor cannot get from the agents."""
+    def remember(self, move: RankMove | None) -> JobMemory:
+        """The knowledge about the job that a successor cannot get from the agents. `move`: the accepted one."""
         job, nodes = self._job, self._roster.nodes.values()
         return JobMemory(
             plan=job.plan,
@@ -98,6 +99,7 @@ class Succession:
             finished=list(job.trainings.finished),
             stopping=job.stopping,
             stop_by=job.stop_by,
+            move=move,
         )
 
     def notices(self, memory: JobMemory, now: Instant) -> list[facts.NodeDraining]:

@@ -6,6 +6,7 @@ from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import WorldChange
+from regrow.membership.elastic.moving import RankMove
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.job import Belief, KeptState, Replacements
@@ -58,6 +59,7 @@ class JobMemory:
         finished: trainings of the script before the present one.
         kept: state in the agents' memory for a restart of all workers.
         stopping, stop_by: reason and time of a requested end; empty: none was requested.
+        move: ranks that are to go to another node; None: none are.
         loss: loss of the coordinator; None: it has failed, and its process goes on.
     """
 
@@ -87,3 +89,4 @@ class JobMemory:
     finished: list[FinishedTraining] = field(default_factory=list)
     stopping: str = ""
     stop_by: Instant | None = None
+    move: RankMove | None = None

@@ -8,6 +8,7 @@ from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, Seconds, StepNo, Wo
 from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultSpec, WorldChange
+from regrow.membership.elastic.moving import RankMove
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incident, Incidents
 from regrow.membership.job import KeptState
@@ -53,6 +54,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     finished: list[FinishedTraining] = []
     stopping: str = ""
     stop_by: Instant | None = None
+    move: RankMove | None = None
 
 
 class MemoryWriter:
@@ -110,6 +112,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         finished=memory.finished,
         stopping=memory.stopping,
         stop_by=memory.stop_by,
+        move=memory.move,
     )
 
 
@@ -150,6 +153,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         finished=written.finished,
         stopping=written.stopping,
         stop_by=None if written.stop_by is None else written.stop_by + ahead,
+        move=written.move,
     )
     if written.refuted:
         memory.replacements.refutes(written.refuted, alone=written.alone)

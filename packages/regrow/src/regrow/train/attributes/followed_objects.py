@@ -18,7 +18,7 @@ class FollowedObjects:
     def __init__(self, objects: Iterable[Attributes] = (), keepers: Keepers | None = None) -> None:
         self._all, self._keepers, self._new = list(objects), keepers, keepers is not None
         self._outside: Mapping[int, object] = {}
-        self.left_out = keepers.left_out if keepers is not None else set[str]()
+        self.left_out = ""
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
         """Objects, by id. Called behind the rehearsal: what that has made is followed from now on."""
@@ -38,5 +38,6 @@ class FollowedObjects:
             found = self._keepers.find(variables, {each.root for each in gone.values()})
             others = {each.name: each for each in found if each.name in gone}
             self._all = [others.get(each.name, each) for each in self._all]
+        self.left_out = self._keepers.left_out if self._keepers is not None else ""
         self._all = [each for each in self._all if each.alive and not each.is_in(self._outside)]
         return self._all

@@ -6,19 +6,19 @@ be learnt from what steps change: all of them are remembered, by reference, at e
 """
 
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
 
 from regrow.train.attributes.holders import MOST_ITEMS, AttributeHolder, holders
+from regrow.train.values.plain import MAPPINGS, PlainCopy, refill
 
 _WALKED_AT_FIRST, _WALKED_EVERY = 4, 100
 """Takes after which what there is is looked for anew."""
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-_CONTAINERS = (*_MAPPINGS, list, deque, set)
+_CONTAINERS = frozenset({*MAPPINGS, list, deque, set})
 _DEEP = 4
 _ABSENT = object()
 
@@ -92,15 +92,6 @@ def of_modules(
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-class _Box:
-    """A container, and what was in it."""
-
-    __slots__ = ("items", "keys", "thing")
-
-    def __init__(self, thing: object, keys: list[object], items: list[object]) -> None:
-        self.thing, self.keys, self.items = thing, keys, items
-
-
 def _keep(value: object, depth: int) -> object:
     """Copy of a value from which `_again` restores it; `_ABSENT`: the value is left alone."""
     kind = type(value)
@@ -113,11 +104,11 @@ def _keep(value: object, depth: int) -> object:
     if kind not in _CONTAINERS or depth >= _DEEP or len(cast(list[object], value)) > MOST_ITEMS:
         return value
     try:
-        keys = list(cast(dict[object, object], value)) if kind in _MAPPINGS else []
+        keys = list(cast(dict[object, object], value)) if kind in MAPPINGS else []
         items = list(cast(dict[object, object], value).values()) if keys else list(cast(list[object], value))
     except RuntimeError:  # another thread changes it right now: it is not the body's
         return _ABSENT
-    return _Box(value, keys, [item if type(item) in _ATOMS else _keep(item, depth + 1) for item in items])
+    return PlainCopy(value, keys, [item if type(item) in _ATOMS else _keep(item, depth + 1) for item in items])
 
 
 def _again(kept: object) -> object:
@@ -125,35 +116,13 @@ def _again(kept: object) -> object:
     if isinstance(kept, weakref.ref):
         value: object = kept()
         return _ABSENT if value is None else value
-    if not isinstance(kept, _Box):
+    if not isinstance(kept, PlainCopy):
         return kept
     items = [_again(item) for item in kept.items]
     if any(item is _ABSENT for item in items):
         return kept.thing
-    _fill(kept.thing, kept.keys, items)
+    refill(kept.thing, kept.keys, items)
     return kept.thing
-
-
-def _fill(thing: object, keys: list[object], items: list[object]) -> None:
-    if type(thing) in _MAPPINGS:
-        mapping = cast(dict[object, object], thing)
-        if not (_identical(mapping, keys) and _identical(mapping.values(), items)):
-            mapping.clear()
-            mapping.update(zip(keys, items, strict=True))
-    elif isinstance(thing, set):
-        if {id(each) for each in thing} != {id(each) for each in items}:
-            thing.clear()
-            thing.update(items)
-    else:
-        sequence = cast(list[object], thing)
-        if not _identical(sequence, items):
-            sequence.clear()
-            sequence.extend(items)
-
-
-def _identical(one: Iterable[object], other: list[object]) -> bool:
-    here = list(one)
-    return len(here) == len(other) and all(a is b for a, b in zip(here, other, strict=True))
 
 
 # --- tensors --------------------------------------------------------------------------------------------------------
@@ -163,8 +132,8 @@ def _tensors(value: object, depth: int) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         if value.grad_fn is None and not value.is_meta:
             yield value
-    elif depth < _DEEP and type(value) in (*_CONTAINERS, tuple) and len(cast(list[object], value)) <= MOST_ITEMS:
-        items = cast(dict[object, object], value).values() if type(value) in _MAPPINGS else cast(list[object], value)
+    elif depth < _DEEP and type(value) in _CONTAINERS | {tuple} and len(cast(list[object], value)) <= MOST_ITEMS:
+        items = cast(dict[object, object], value).values() if type(value) in MAPPINGS else cast(list[object], value)
         for item in items:
             yield from _tensors(item, depth + 1)
 

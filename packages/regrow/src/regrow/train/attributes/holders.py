@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.train.attributes.kept_values import cells
 from regrow.train.script.source import is_scripts
 
 MOST_ITEMS = 2_000
@@ -100,7 +101,7 @@ def _held(name: str, thing: object, holder: AttributeHolder | None) -> Iterable[
     if isinstance(thing, partial):
         return [(name, thing.func), *((name, each) for each in thing.args), *thing.keywords.items()]
     if isinstance(thing, FunctionType):
-        return [(name, cell.cell_contents) for cell in thing.__closure__ or () if _filled(cell)]
+        return [(name, cell.cell_contents) for _, cell in cells(thing)]
     found: list[tuple[str, object]] = []
     if isinstance(thing, nn.Module):
         found += ((f"{name}.{key}", each) for key, each in thing.named_children())
@@ -119,14 +120,6 @@ def _leads_on(value: object) -> bool:
 
 def _few(items: dict[object, object]) -> list[tuple[object, object]]:
     return list(items.items()) if len(items) <= MOST_ITEMS else []
-
-
-def _filled(cell: object) -> bool:
-    try:
-        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _modules(thing: object) -> Iterable[nn.Module]:

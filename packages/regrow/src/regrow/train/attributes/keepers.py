@@ -68,7 +68,7 @@ class Keepers:
         self._all_protected = self._protected | parts
         self._inside = parts | set(known) | {id(frame.f_globals) for frame in frames}
         self._of_loader = _all_in(loader)
-        self.left_out: set[str] = set()  # beyond the bounds, in words
+        self.left_out = ""  # beyond the bounds, in words
 
     def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
         """Those that are reached from variables of the script's calls, and from its modules; or from `roots` alone."""
@@ -85,15 +85,13 @@ class Keepers:
                 mine = self._around and id(thing) not in self._of_loader and _is_followed(thing)
                 if mine and not holds and len(found) >= _FOLLOWED:
                     if not isinstance(thing, ModuleType | type):
-                        self.left_out.add(f"all beyond {_FOLLOWED} things")
+                        self.left_out = f"all beyond {_FOLLOWED} things"
                 elif holds or mine:
                     path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
                     names[path] += 1
                     path = f"{path}#{names[path]}" if names[path] > 1 else path
                     carries = not (holds or isinstance(thing, _NO_ARRAYS) or _reaches(thing, self._all_protected))
-                    if carries and (room := room - sum(map(nbytes_of, _within(thing)))) < 0:
-                        carries = False
-                        self.left_out.add(f"arrays in `{path}`")
+                    carries = carries and (room := room - sum(map(nbytes_of, _within(thing)))) >= 0
                     each = Attributes(path, thing, holds=holds and not given, carries=carries)
                     values = each.read().values()
                     if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):

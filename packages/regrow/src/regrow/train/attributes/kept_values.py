@@ -72,7 +72,7 @@ class Attributes:
         if self._is_simple:
             return dict(cast(Mapping[str, object], getattr(thing, "__dict__", {})))
         if isinstance(thing, Generator):
-            return {_VALUE: _position(thing)}
+            return {_VALUE: position(thing)}
         if isinstance(thing, ContextVar):
             try:
                 return {_VALUE: thing.get()}
@@ -124,12 +124,16 @@ def cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
         yield f"{name}()", cell
 
 
-def _position(generator: Generator) -> bytes:
+def state_of(generator: Generator) -> object:
+    """State of a generator of random numbers, in its own form."""
     if isinstance(generator, np.random.Generator):
-        return encode(generator.bit_generator.state)
-    if isinstance(generator, random.Random):
-        return encode(generator.getstate())
-    state = generator.get_state()
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def position(generator: Generator) -> bytes:
+    """The same as bytes."""
+    state = state_of(generator)
     return encode(state.numpy() if isinstance(state, torch.Tensor) else state)
 
 

@@ -1,7 +1,6 @@
 """Recording of all that a body computes, in order, while it runs; the same code for the rank and for its shadow."""
 
 import os
-import random
 import sys
 import threading
 from collections import Counter
@@ -18,6 +17,8 @@ from regrow.comm.observers import Done
 from regrow.core.errors import GenerationHalted
 from regrow.core.process.own_code import is_own_file
 from regrow.devices import accelerators
+from regrow.train.attributes.kept_values import position
+from regrow.train.graphs.kinds import OF_LIBRARIES
 from regrow.train.proving.digesting import digest_array, digest_bytes, digest_tensor, digest_text
 from regrow.train.proving.trace import Computation, Computed, Trace
 from regrow.train.script.source import is_script
@@ -206,36 +207,20 @@ def _digest_all(tensors: list[torch.Tensor]) -> int:
     return digest_text("|".join(str(digest_tensor(each)) for each in tensors))
 
 
-def digest_generator(generator: object) -> int:
-    """Digest of a random generator's state."""
-    match generator:
-        case torch.Generator():
-            return digest_bytes(generator.get_state().numpy().tobytes())
-        case np.random.Generator():
-            return digest_text(repr(generator.bit_generator.state))
-        case np.random.RandomState():
-            return _digest_state(generator.get_state(legacy=True))
-        case random.Random():
-            return digest_text(repr(generator.getstate()))
-    raise TypeError(type(generator).__name__)
-
-
 def _digest_device_generator() -> int:
     state = accelerators.random_state()
     return 0 if state is None else digest_bytes(state.cpu().numpy().tobytes())
 
 
 def _generators() -> Iterator[tuple[str, Callable[[], int]]]:
-    yield "torch's generator", partial(digest_generator, torch.default_generator)
+    for name, generator in zip(("numpy's", "Python's", "torch's"), OF_LIBRARIES, strict=True):
+        yield f"{name} generator", partial(_drawn, generator)
     if accelerators.in_use() is not None:
         yield "the device's generator", _digest_device_generator
-    yield "numpy's generator", lambda: _digest_state(np.random.get_state(legacy=True))
-    yield "Python's generator", lambda: digest_text(repr(random.getstate()))
 
 
-def _digest_state(state: Any) -> int:
-    name, keys, *place = state
-    return digest_text(f"{name}{keys.tobytes()!r}{place}")
+def _drawn(generator: Any) -> int:
+    return digest_bytes(position(generator))
 
 
 def _caller() -> tuple[bool, str]:

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from regrow.core.process.own_code import is_own_name, own_folders
+from regrow.train.attributes.kept_values import position
 from regrow.train.attributes.slots import slots
 from regrow.train.proving import hidden
-from regrow.train.proving.digesting import digest_array, digest_tensor, digest_text
-from regrow.train.proving.recorder import digest_generator
+from regrow.train.proving.digesting import digest_array, digest_bytes, digest_tensor, digest_text
 from regrow.train.proving.trace import SeenAround
 from regrow.train.script.source import is_scripts, modules_of_script
 
@@ -113,7 +113,7 @@ def _look(value: object) -> SeenAround | None:
         case np.ndarray():
             return SeenAround(digest_array(value), "tensor", "")
         case torch.Generator() | np.random.Generator() | np.random.RandomState() | random.Random():
-            return SeenAround(digest_generator(value), "generator")
+            return SeenAround(digest_bytes(position(value)), "generator")
         case itertools.count():
             return SeenAround(digest_text(repr(value)), "count", repr(value)[:_SHORT])
         case dict() | list() | set() | deque() | tuple():

@@ -16,7 +16,7 @@ import xxhash
 from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
-from regrow.train.attributes.kept_values import Generator
+from regrow.train.attributes.kept_values import Generator, position
 from regrow.train.values.arrays import flat_bytes
 
 _LEFT_ALONE = OWN_PACKAGES | {"torch", "builtins", "logging", "threading", "multiprocessing", "concurrent"}
@@ -37,30 +37,11 @@ def is_environment(thing: object) -> bool:
     return any(each.kind is not each.VAR_KEYWORD and each.default is each.empty for each in given)
 
 
-def drawn_so_far(generator: Generator) -> object:
-    """A token of a random generator that differs once a number was drawn."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return tuple(map(repr, _flat(generator.get_state(legacy=False))))
-    return generator.getstate()
-
-
 def is_generator_state(thing: object) -> bool:
     """True for a value of `torch.get_rng_state()` or `numpy.random.get_state()`, which is not a plain value."""
     if isinstance(thing, torch.Tensor):
         return thing.dtype is torch.uint8 and thing.shape == (_OF_TORCH,) and thing.device.type == "cpu"
     return isinstance(thing, tuple) and len(thing) == 5 and isinstance(thing[0], str) and thing[0] == "MT19937"
-
-
-def _flat(state: object) -> Iterator[object]:
-    for each in state.values() if isinstance(state, dict) else ():
-        if isinstance(each, dict):
-            yield from _flat(each)
-        else:
-            yield each.tobytes() if isinstance(each, np.ndarray) else each
 
 
 def look(environment: object) -> dict[str, object]:
@@ -93,7 +74,7 @@ def _tokens(start: object) -> Iterator[tuple[str, object]]:
                 continue
             seen.add(id(thing))
             if isinstance(thing, Generator):
-                yield path, drawn_so_far(thing)
+                yield path, position(thing)
             elif isinstance(thing, np.ndarray | np.generic | torch.Tensor):
                 yield path, array_token(np.asarray(thing) if isinstance(thing, np.generic) else thing)
             else:

@@ -82,22 +82,24 @@ class Rehearsal:
         things = Keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
         if not worker.rewrites:
             note = partial(worker.note_of_script, doubts=True)
-            variables.leave_untouched(Untouched(note, ignores=variables.is_clock))
+            variables.places.untouched = Untouched(note, ignores=variables.is_clock)
         variables.is_newcomer = not worker.holds_initial_state
         variables.follow(script_frames, keepers=things)
         variables.requests_step()
         before = variables.take()
+        variables.begin()
         self.step = step = Step(self._owner, first, batch, rehearsal=True)
         self._watch(sys._getframe(1))
         yield step
         self.step = None
         self._context.protected().between.ends()
         self.iterated(step)
-        variables.leave_alone(self._context.draws.outside)
+        variables.places.objects.leave_alone(self._context.draws.outside)
         variables.take()  # learns which variables have changed
         variables.put_back(before)
-        if variables.untouched is not None:
-            variables.untouched.rehearsed(refuses=worker.holds_initial_state)
+        variables.begin()
+        if variables.places.untouched is not None:
+            variables.places.untouched.rehearsed(refuses=worker.holds_initial_state)
 
     def replayed(self, echoing: contextlib.ExitStack) -> Step | None:
         """For a newcomer: the last committed step, if the others are in a function after it; else None.

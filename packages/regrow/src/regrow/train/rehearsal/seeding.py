@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from regrow.train.attributes.kept_values import Generator
-from regrow.train.rehearsal.environments import drawn_so_far
+from regrow.train.attributes.kept_values import Generator, position
 
 
 class Seeding:
@@ -24,7 +23,7 @@ class Seeding:
 
     def __init__(self, generators: Iterable[Generator]) -> None:
         found = (each for each in generators if isinstance(each, torch.Generator | random.Random))
-        self._stood = {id(each): drawn_so_far(each) for each in found}
+        self._stood = {id(each): position(each) for each in found}
         self._seeded: set[int] = set()
         self._listening = bool(self._stood) and sys.getprofile() is None
         if self._listening:
@@ -47,5 +46,5 @@ class Seeding:
         if self._stood.get(id(generator)) is None or id(generator) in self._seeded:
             return
         given = arg.__name__ == "manual_seed" or frame.f_locals.get("a") is not None  # else it is seeded by the system
-        if given and drawn_so_far(generator) == self._stood[id(generator)]:
+        if given and position(generator) == self._stood[id(generator)]:
             self._seeded.add(id(generator))

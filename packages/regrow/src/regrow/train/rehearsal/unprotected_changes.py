@@ -5,13 +5,11 @@ containers in these.
 """
 
 import contextlib
-import random
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from types import FrameType
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from regrow.comm.torch_private.internals import schedulers_in
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
-from regrow.train.attributes.kept_values import Generator
+from regrow.train.attributes.kept_values import Generator, position, state_of
 from regrow.train.attributes.slots import slots
 from regrow.train.graphs.kinds import OF_LIBRARIES, says_its_state
 from regrow.train.graphs.object_graph import living
@@ -216,7 +214,7 @@ class Unprotected:
             named = chain(thing.named_parameters(), nn.Module.named_buffers(thing))
             return {name: (each._version, _first(each)) for name, each in named if id(each) not in self._tensors}
         if isinstance(thing, Generator):
-            return environments.drawn_so_far(thing)
+            return position(thing)
         return token(thing.state_dict())
 
 
@@ -276,13 +274,7 @@ def _state_covers(protected: object, thing: Looked) -> bool:
 
 
 def _state_of(thing: Looked) -> object:
-    if isinstance(thing, torch.Generator):
-        return token(thing.get_state())
-    if isinstance(thing, np.random.Generator):
-        return token(thing.bit_generator.state)
-    if isinstance(thing, np.random.RandomState):
-        return token(thing.get_state())
-    return token(thing.getstate() if isinstance(thing, random.Random) else thing.state_dict())
+    return token(state_of(thing) if isinstance(thing, Generator) else thing.state_dict())
 
 
 def _parts(state: object) -> Iterator[object]:

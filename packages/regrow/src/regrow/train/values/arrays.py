@@ -72,7 +72,7 @@ class ArrayCopy:
         """
         if not isinstance(thing, np.ndarray | torch.Tensor) or self._of() is not thing or is_elsewhere(thing):
             return False
-        if _is_freed(thing):
+        if is_freed(thing):
             return False
         return equal(self.content, thing) if thing.nbytes <= _SMALL else self.written == _written(thing)
 
@@ -116,14 +116,14 @@ def leaves_of(thing: Array) -> int:
         odd = thing.dtype.hasobject or thing.dtype.names is not None
     else:
         odd = thing.layout is not torch.strided or thing.is_nested or thing.is_quantized or thing.is_meta
-        odd = odd or _is_freed(thing)
+        odd = odd or is_freed(thing)
         odd = odd or thing.is_conj() or thing.is_neg()
     if odd:
         raise NotPlain
     return 8 + thing.nbytes // _BYTES_A_LEAF[type(thing)]
 
 
-def _is_freed(thing: Array) -> bool:
+def is_freed(thing: Array) -> bool:
     """True for a tensor whose memory was given back (`untyped_storage().resize_(0)`): a look would end the process."""
     return isinstance(thing, torch.Tensor) and thing.numel() > 0 and not thing.untyped_storage().nbytes()
 
@@ -152,6 +152,11 @@ def _written(thing: Array) -> int:
         return -1 if thing.is_inference() else thing._version
     if thing.nbytes <= _SMALL:
         return 0
+    return hashed(thing)
+
+
+def hashed(thing: Array) -> int:
+    """A number for what is in an array in the processor's memory."""
     plain = flat_bytes(thing).numpy() if isinstance(thing, torch.Tensor) else np.ascontiguousarray(thing)
     return xxhash.xxh3_64_intdigest(plain.reshape(-1).view(np.uint8).data)
 
@@ -177,7 +182,7 @@ def equal(one: Array, other: Array) -> bool:
 
 def write(thing: Array, content: Array, shared: Shared) -> bool:
     """Make an array equal to this, in its place; False where that cannot be."""
-    if _is_freed(thing):
+    if is_freed(thing):
         return False
     if equal(thing, content):
         return True

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 
 from regrow.train.values.arrays import ArrayCopy, Keep
-from regrow.train.values.plain import PLAIN, GrownCopy, PlainCopy, is_refused, still
+from regrow.train.values.plain import PLAIN, GrownCopy, PlainCopy, is_refused, plain_kind, still
 
 
 class Glance:
@@ -34,7 +34,7 @@ class Glance:
         self._refused = [
             (name, arrays(name))
             for name, kind in zip(self._names, self._kinds, strict=True)
-            if kind in PLAIN
+            if plain_kind(kind) in PLAIN
             and type(name) is str
             and name not in kept
             and name not in ignored

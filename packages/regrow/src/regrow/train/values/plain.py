@@ -4,18 +4,19 @@ Plain are None, bool, int, float, complex, numpy's numbers, decimals, fractions,
 dictionaries, sets and deques of plain values; and arrays, where that is asked for (`Keep`).
 """
 
+import enum
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge
-from regrow.hydration.codec import EXACT_KINDS
+from regrow.hydration.codec import EXACT_KINDS, by_name
 from regrow.train.values.arrays import (
     ARRAYS,
     Array,
@@ -38,12 +39,19 @@ _DEEP = 8
 _OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
 _NAMES = frozenset({int, str})
-ATOMS = _NUMBERS | {str, bytes} | EXACT_KINDS
-_MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
+ATOMS = _NUMBERS | {str, bytes, enum.Enum, torch.dtype} | EXACT_KINDS
+MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, deque, tuple})
 _SETS = frozenset({set, frozenset})
-PLAIN = ATOMS | _MAPPINGS | _SEQUENCES | _SETS
+PLAIN = ATOMS | MAPPINGS | _SEQUENCES | _SETS
 """Exact types: nothing of these runs code of the script's."""
+
+
+def plain_kind(kind: type) -> type:
+    """The type by which values of this one are taken: of named tuples and of enums, that of all of them."""
+    if kind in PLAIN or (type(kind) is type and not issubclass(kind, tuple)) or not by_name(kind):
+        return kind
+    return tuple if issubclass(kind, tuple) else enum.Enum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +150,7 @@ class _Looker:
         self.found: list[tuple[ArrayCopy, Array]] = []
 
     def keep(self, value: object, depth: int) -> object:
-        kind = type(value)
+        kind = plain_kind(type(value))
         if kind in ATOMS:
             self._takes(1 + (len(cast(str, value)) // 64 if kind is str or kind is bytes else 0))
             return value
@@ -158,7 +166,7 @@ class _Looker:
             return self.found[-1][0]
         if kind not in PLAIN or depth >= _DEEP:
             raise NotPlain
-        if kind is not list or self._arrays not in (Keep.ITSELF, Keep.HERE) or self._most > LEAVES:
+        if kind is not list or self._arrays is Keep.NOT or self._most > LEAVES:
             return self._container(value, kind, depth)
         room = self._room
         if self._arrays is Keep.ITSELF and not ARRAYS.isdisjoint(map(type, cast(list[object], value))):
@@ -166,10 +174,12 @@ class _Looker:
             return GrownCopy.of(value, self._arrays)
         try:
             return self._container(value, kind, depth)
-        except (NotPlain, TooLarge):
-            self._room = room
-            self._takes(1)
-            return GrownCopy.of(value, self._arrays)
+        except (NotPlain, TooLarge) as error:
+            large = isinstance(error, TooLarge) and self._arrays is not Keep.ITSELF
+            if self._arrays is Keep.CONTENT and not (large and ARRAYS.isdisjoint(map(type, cast(list[object], value)))):
+                raise
+            self._room = room - 1
+            return GrownCopy.of(value, Keep.NOT if large else self._arrays)
 
     def _container(self, value: object, kind: type, depth: int) -> PlainCopy:
         container = cast(list[object], value)
@@ -182,7 +192,7 @@ class _Looker:
             if (flat := self._flat(container, kind)) is not None:
                 self._room -= len(container)
                 return PlainCopy(value, *flat)
-            if kind in _MAPPINGS:
+            if kind in MAPPINGS:
                 for key, item in cast(dict[object, object], value).items():
                     if type(key) in ARRAYS:
                         raise NotPlain
@@ -202,7 +212,7 @@ class _Looker:
     def _flat(self, container: list[object], kind: type) -> tuple[list[object], list[object]] | None:
         """The keys and items of a container of leaves, at once; None where there may be anything else in it."""
         leaves = _NUMBERS | ARRAYS if self._arrays is Keep.ITSELF else _NUMBERS
-        if kind in _MAPPINGS:
+        if kind in MAPPINGS:
             mapping = cast(dict[object, object], container)
             if _NAMES.issuperset(map(type, mapping)) and leaves.issuperset(map(type, mapping.values())):
                 return list(mapping), list(mapping.values())
@@ -222,7 +232,7 @@ def put_back(kept: object, shared: Shared = set) -> object:
     if not isinstance(kept, PlainCopy):
         return kept
     items = [put_back(item, shared) for item in kept.items]
-    _fill(kept.thing, kept.keys, items)
+    refill(kept.thing, kept.keys, items)
     return kept.thing
 
 
@@ -234,20 +244,20 @@ def copied(kept: object) -> object:
         return kept
     items = [copied(item) for item in kept.items]
     kind = type(kept.thing)
-    if kind in _MAPPINGS:
-        made: dict[object, object] = OrderedDict() if kind is OrderedDict else {}
-        made = cast(dict[object, object], Counter()) if kind is Counter else made
-        for key, item in zip(kept.keys, items, strict=True):
-            made[key] = item
-        return made
+    if kind in MAPPINGS:
+        pairs: dict[Any, Any] = dict(zip(kept.keys, items, strict=True))
+        return OrderedDict(pairs) if kind is OrderedDict else Counter(pairs) if kind is Counter else pairs
     if isinstance(kept.thing, deque):
         return deque(items, maxlen=kept.thing.maxlen)
-    return tuple(items) if kind is tuple else items if kind is list else (set if kind is set else frozenset)(items)
+    if plain_kind(kind) is tuple:
+        return tuple.__new__(cast(type[tuple[object, ...]], kind), items)
+    return items if kind is list else (set if kind is set else frozenset)(items)
 
 
-def _fill(thing: object, keys: list[object], items: list[object]) -> None:
+def refill(thing: object, keys: list[object], items: list[object]) -> None:
+    """Make a container hold these, in its place, unless it does already."""
     kind = type(thing)
-    if kind in _MAPPINGS:
+    if kind in MAPPINGS:
         mapping = cast(dict[object, object], thing)
         if not (_identical(list(mapping), keys) and _identical(list(mapping.values()), items)):
             mapping.clear()
@@ -280,7 +290,7 @@ def still(kept: object, value: object) -> bool:
     if kept.thing is not value:
         return False
     try:
-        if type(value) in _MAPPINGS:
+        if type(value) in MAPPINGS:
             mapping = cast(dict[object, object], value)
             keys, items = list(mapping), list(mapping.values())
         else:
@@ -308,13 +318,13 @@ def take_over(present: object, value: object, *, in_place: bool, shared: Shared 
     value = _typed(present, value)
     if not in_place or type(present) is not type(value) or type(value) in ATOMS:
         return value
-    if type(value) in _MAPPINGS:
+    if type(value) in MAPPINGS:
         mapping = cast(dict[object, object], value)
-        _fill(present, list(mapping), list(mapping.values()))
-    elif type(value) in (tuple, frozenset):
+        refill(present, list(mapping), list(mapping.values()))
+    elif isinstance(value, tuple | frozenset):
         return value
     else:
-        _fill(present, [], list(cast(list[object], value)))
+        refill(present, [], list(cast(list[object], value)))
     return present
 
 
@@ -322,7 +332,7 @@ def _with_views(present: object, value: object, shared: Shared) -> object:
     """The value that has arrived, with the views of protected memory that are here in their places."""
     if type(value) in ARRAYS:
         return present if is_view(present, shared) else value
-    if type(value) is dict and type(present) in _MAPPINGS:
+    if type(value) is dict and type(present) in MAPPINGS:
         here = cast(dict[object, object], present)
         return {key: _with_views(here.get(key), item, shared) for key, item in value.items()}
     if isinstance(value, list | tuple | deque) and type(value) is type(present):
@@ -330,13 +340,13 @@ def _with_views(present: object, value: object, shared: Shared) -> object:
         items = [_with_views(mine, item, shared) for mine, item in islice(pairs, len(value))]
         if isinstance(value, deque):
             return deque(items, maxlen=value.maxlen)
-        return items if isinstance(value, list) else tuple(items)
+        return items if isinstance(value, list) else tuple.__new__(type(value), items)
     return value
 
 
 def _typed(like: object, value: object) -> object:
     """A dictionary that has arrived with the factory of one that is here, and what is in it likewise."""
-    if type(value) is not dict or type(like) not in _MAPPINGS:
+    if type(value) is not dict or type(like) not in MAPPINGS:
         return value
     here = cast(dict[object, object], like)
     # A value that is not here is taken for one like the others.
@@ -379,9 +389,3 @@ def atoms(kept: object) -> Iterator[object]:
             yield from atoms(item)
     else:
         yield kept
-
-
-def mark_of(value: object) -> object:
-    """Another one once a value that is too large to be kept has grown, has been bound anew or, if a tensor, written."""
-    counts = isinstance(value, torch.Tensor) and not value.is_inference()
-    return id(value), cast(torch.Tensor, value)._version if counts else len(cast(list[object], value))

@@ -1,7 +1,7 @@
 """Places of a script's own values around its steps: functions under way, their modules, objects that they reach."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 from regrow.train.attributes.followed_objects import FollowedObjects
@@ -11,7 +11,7 @@ from regrow.train.script.namespaces import Namespace, functions_elsewhere, names
 from regrow.train.script.read_first import BodyReads, loop_read
 from regrow.train.script.source import modules_of_script
 from regrow.train.values.arrays import ARRAYS, Keep
-from regrow.train.values.plain import PLAIN
+from regrow.train.values.plain import PLAIN, plain_kind
 from regrow.train.values.untouched import Untouched
 
 Frames = Callable[[], list[FrameType]]
@@ -25,8 +25,8 @@ class Spaces:
 
     def __init__(self) -> None:
         self._frames: Frames | None = None
-        self._objects = FollowedObjects()
-        self._reads: BodyReads | None = None
+        self.objects = FollowedObjects()
+        self.reads: BodyReads | None = None
         self._has_read = False
         self._asking: dict[str, int] = {}
         self._known: dict[str, int] = {}
@@ -36,18 +36,9 @@ class Spaces:
         self.untouched: Untouched | None = None
         """Set where nothing may be written into the script's frames: looks for what should be."""
 
-    @property
-    def left_out(self) -> set[str]:
-        """Names of what a replaced rank begins anew."""
-        return self._objects.left_out
-
     def follow(self, frames: Frames, objects: Iterable[Attributes], keepers: Keepers | None) -> None:
         """From now on, as `Variables.follow`."""
-        self._frames, self._objects, self._has_read = frames, FollowedObjects(objects, keepers), False
-
-    def leave_alone(self, things: Mapping[int, object]) -> None:
-        """Objects, by id, that nobody can put back."""
-        self._objects.leave_alone(things)
+        self._frames, self.objects, self._has_read = frames, FollowedObjects(objects, keepers), False
 
     def close(self) -> None:
         """Nothing is followed any more."""
@@ -58,7 +49,7 @@ class Spaces:
         found, changed = self._namespaces(), False
         if not self._has_read and self._frames is not None:
             loop = loop_read(self._frames())
-            self._reads, self._has_read, changed = None if loop is None else loop[1], True, True
+            self.reads, self._has_read, changed = None if loop is None else loop[1], True, True
             if self.untouched is not None:
                 self.untouched.requests_step(self._frames())
         self._asking = {space.name: id(space.owner) for space in found}
@@ -84,7 +75,7 @@ class Spaces:
         }
         if self._frames is None or not self._known:
             return spaces
-        objects = self._objects.now([space.read() for space in spaces.values()], self._frames())
+        objects = self.objects.now([space.read() for space in spaces.values()], self._frames())
         return spaces | {each.name: each for each in objects}
 
     def arrays(self, space: Space, key: str) -> Keep:
@@ -95,7 +86,7 @@ class Spaces:
 
     def arrays_named(self, key: str) -> Keep:
         """The same for a variable of the script's calls: what a body may read is copied; all, if no text is known."""
-        reads = self._reads
+        reads = self.reads
         if reads is None or (key in reads.first and key not in reads.harmless):
             return Keep.CONTENT
         return Keep.ITSELF if key in reads.added_to else Keep.NOT
@@ -106,7 +97,7 @@ class Spaces:
 
     def is_value(self, space: Space, key: str, value: object) -> bool:
         """True for a value of a kind that is sent to newcomers."""
-        return type(value) in PLAIN or (type(value) in ARRAYS and self.carries(space, key))
+        return plain_kind(type(value)) in PLAIN or (type(value) in ARRAYS and self.carries(space, key))
 
     def follows(self, space: Space, key: str, value: object) -> bool:
         """True if a variable with this value is followed."""

@@ -11,6 +11,8 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PosixPath
+from typing import Any, Concatenate, ParamSpec
 
 from regrow.core.board import OWN_MOST
 from regrow.core.errors import NotPlain, StateError, TooLarge
@@ -18,17 +20,16 @@ from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes, nbytes_of
 from regrow.train.values.arrays import ARRAYS, Keep
 from regrow.train.values.glances import Glance
-from regrow.train.values.guarded import leaves_training_alone
 from regrow.train.values.plain import (
     ATOMS,
-    LEAVES,
     PLAIN,
     GrownCopy,
     PlainCopy,
     has_grown,
     is_near,
+    is_refused,
     keep,
-    mark_of,
+    plain_kind,
     put_back,
     same,
     stays_here,
@@ -37,19 +38,38 @@ from regrow.train.values.plain import (
 )
 from regrow.train.values.sent import Sent, is_reading, received, sendable
 from regrow.train.values.spaces import Frames, Space, Spaces
-from regrow.train.values.untouched import Untouched
+from regrow.train.values.unkept import Unkept
 
 Values = dict[str, object]
 """Of one namespace: what of its variables is kept, by name."""
+_Places = set[tuple[str, str]]
+_Encoded = dict[str, bytes]
+P = ParamSpec("P")
 _NAMES = 1_000
 """Most variables of each call and of its module."""
 _CONTAINERS, _BYTES = 64, 16 << 20
 """Most containers, and bytes of arrays, of each of them."""
-_MISSING, _VALUES, _SINGLE, _OWN = object(), PLAIN | ARRAYS, ATOMS | ARRAYS, frozenset({int, str})
+_MISSING, _VALUES, _SINGLE, _OWN = object(), PLAIN | ARRAYS, ATOMS | ARRAYS, frozenset({int, str, PosixPath})
 _OVER = ""
 """Told in the place of a variable by who has left the loop."""
 _ANSWERS = "\n"
 """Told in the place of a variable: what collectives since the last step have answered."""
+_UNKEPT = "\t"
+"""Told before a place: the fingerprint of what is there and not sent."""
+
+
+def leaves_training_alone(function: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """Whatever the script's values make of this, its training goes on without them."""
+
+    @functools.wraps(function)
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  what a script's variables may hold is not known
+            self.close()
+            self.notes.append(f"the script's own variables are not followed: {type(error).__name__}: {error}")
+
+    return run
 
 
 class Variables:
@@ -57,7 +77,8 @@ class Variables:
 
     def __init__(self, shared: Callable[[], set[int]] = set) -> None:
         self._shared = shared
-        self._spaces = Spaces()
+        self.places = Spaces()
+        """Places of its values."""
         self._unheard: dict[str, Values] = {}
         """The script's own variables before those of others were received, while it asks for no step."""
         self._first: dict[str, Values] = defaultdict(dict)
@@ -73,7 +94,6 @@ class Variables:
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
-        self._large: dict[tuple[str, str], object] = {}
         self._made: dict[tuple[str, str], list[str]] = {}
         """Of flags: what was made in the body in which they have changed."""
         self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
@@ -88,7 +108,10 @@ class Variables:
         self.mine: Mapping[str, bytes] = {}
         """Told to this rank before it was replaced, with what others tell; and of it what was taken over."""
         self.kept: list[str] = []
+        self.anew: list[str] = []
+        """Those that this rank begins anew, as nobody can give them."""
         self._since = time.time(), time.monotonic()
+        self._unkept = Unkept(self.places, self.is_clock)
         self.notes: list[str] = []
         """Notes for people."""
 
@@ -102,37 +125,20 @@ class Variables:
         Args:
             objects: what is around the loop and holds plain values; `keepers` finds more of it.
         """
-        self._spaces.follow(frames, objects, keepers)
+        self.places.follow(frames, objects, keepers)
         self._glances = {}
-
-    def leave_untouched(self, untouched: Untouched) -> None:
-        """Write nothing into the script's frames; this looks for what should be written."""
-        self._spaces.untouched = untouched
-
-    @property
-    def untouched(self) -> Untouched | None:
-        """Set where nothing may be written into the script's frames."""
-        return self._spaces.untouched
-
-    def leave_alone(self, things: Mapping[int, object]) -> None:
-        """Objects, by id, that nobody can put back."""
-        self._spaces.leave_alone(things)
 
     @leaves_training_alone
     def requests_step(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
-        if self._spaces.requests_step():
+        if self.places.requests_step():
             self._glances = {}
 
     @leaves_training_alone
     def enters(self) -> None:
         """The script enters the step that it has asked for."""
-        self._spaces.enters()
-
-    def spaces(self) -> dict[str, Space]:
-        """All that has variables which are followed, by name."""
-        return self._spaces.now()
+        self.places.enters()
 
     def take(self) -> dict[str, Values]:
         """The variables as they are now."""
@@ -140,26 +146,30 @@ class Variables:
         return self._now
 
     @leaves_training_alone
+    def begin(self) -> None:
+        """The loop begins here: called before the rehearsal, and when what it has changed is put back."""
+        if (changed := self._unkept.begin(self._now)) and not self.is_newcomer:
+            shown = ", ".join(f"`{key}` of {name}" for name, key in (each.split("\n") for each in changed[:4]))
+            self.notes.append(f"the rehearsal of the loop's body has changed {shown}, which nobody puts back")
+
+    @leaves_training_alone
     def _look(self) -> None:
         before, self._now = self._now, {}
-        for name, space in self.spaces().items():
+        for name, space in self.places.now().items():
             there = space.read()
             glance = self._glances.get(name)
             if self.rehearsed and glance is not None and name in before and glance.holds(there):
                 self._now[name] = before[name]
                 continue
-            values = self._now[name] = {}
+            values, arrays = self._now.setdefault(name, {}), functools.partial(self.places.arrays, space)
             made = self._made_now(space, there)
             late, first, former = self.rehearsed and name in self._first, self._first[name], before.get(name, {})
             for key, value in self._followed(space, there).items():
                 if type(value) not in ATOMS:
                     known = former.get(key)
                     try:
-                        value = known if still(known, value) else keep(value, self._spaces.arrays(space, key))
-                    except (NotPlain, RuntimeError, TypeError, ValueError):  # an odd one costs itself alone
-                        continue
-                    except TooLarge:
-                        self._outgrown(space, key, former.get(key), value)
+                        value = known if still(known, value) else keep(value, arrays(key))
+                    except (NotPlain, TooLarge, RuntimeError, TypeError, ValueError):  # it costs itself alone
                         continue
                 values[key] = value
                 if type(value) is bool and former.get(key, value) is not value:
@@ -171,26 +181,24 @@ class Variables:
                 thing = getattr(known, "thing", None)
                 if thing is not None and (name, key) in self._living and thing is not getattr(value, "thing", None):
                     first[key] = _MISSING  # an epoch's list is not kept beyond it
-            self._glances[name] = Glance(
-                there, values, self._spaces.elsewhere, functools.partial(self._spaces.arrays, space)
-            )
+            self._glances[name] = Glance(there, values, self.places.elsewhere, arrays)
         self._again = False
 
     def _made_now(self, space: Space, there: Mapping[str, object]) -> list[str]:
         """Names, since the last look, of what is no plain value; without those that each body makes for itself."""
         others = {
-            key for key, value in there.items() if type(key) is str and not self._spaces.is_value(space, key, value)
+            key for key, value in there.items() if type(key) is str and not self.places.is_value(space, key, value)
         }
         made = others - self._others.setdefault(space.name, others)
         if not self._again:
             self._others[space.name] = others
-        return sorted(key for key in made if isinstance(space, Attributes) or self._spaces.carries(space, key))
+        return sorted(key for key in made if isinstance(space, Attributes) or self.places.carries(space, key))
 
     def _followed(self, space: Space, there: Mapping[str, object]) -> Values:
         found: Values = {}
         containers, nbytes = 0, 0
         for key, value in there.items():
-            if type(key) is not str or key.startswith("__") or not self._spaces.follows(space, key, value):
+            if type(key) is not str or key.startswith("__") or not self.places.follows(space, key, value):
                 continue
             nbytes += nbytes_of(value)
             containers += type(value) not in _SINGLE
@@ -200,22 +208,12 @@ class Variables:
                 break
         return found
 
-    def _outgrown(self, space: Space, key: str, former: object, value: object) -> None:
-        stays = isinstance(space, Attributes) or self._spaces.carries(space, key)
-        if stays and self._large.setdefault((space.name, key), mark := mark_of(value)) != mark:
-            self._spaces.left_out.add(f"`{key}` of {space.name}")
-        if isinstance(former, PlainCopy) and former.thing is value:
-            self.notes.append(
-                f"`{key}` of {space.name} has grown beyond {LEAVES:,} values and is not followed any more: a rank that "
-                "is replaced begins it anew; what must survive belongs into an object with state_dict, given to protect"
-            )
-
     @leaves_training_alone
     def put_back(self, then: Mapping[str, Values], *, in_place: bool = True) -> None:
         """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
-        spaces, shared = self.spaces() if then else {}, functools.cache(self._shared)
+        spaces, shared = self.places.now() if then else {}, functools.cache(self._shared)
         self._again = True
         if not self.rehearsed:
             self._learnt = {
@@ -227,20 +225,18 @@ class Variables:
         made = {name for name, values in then.items() if self._has_made(spaces[name], values, there[name])}
         for name, values in then.items():
             space, now, changed = spaces[name], there[name], Values()
-            if self.untouched is not None and self.untouched.differ(space, values):
+            if self.places.untouched is not None and self.places.untouched.differ(space, values):
                 continue
             stays = bool(made) if isinstance(space, Attributes) else name in made
             for key, kept in values.items():
                 present = now.get(key)
-                if not self._spaces.follows(space, key, present) or (
-                    stays and kept is None and type(present) in ARRAYS
-                ):
+                if not self.places.follows(space, key, present) or (stays and kept is None and type(present) in ARRAYS):
                     continue  # the latter was made together with something that stays
                 if self._stays(space, kept, present, in_place=in_place):
                     continue
                 if isinstance(kept, PlainCopy | GrownCopy):
                     try:
-                        keep(kept.thing, self._spaces.arrays(space, key))
+                        keep(kept.thing, self.places.arrays(space, key))
                     except (NotPlain, TooLarge):
                         continue
                 value = put_back(kept, shared if in_place else None)
@@ -251,14 +247,16 @@ class Variables:
 
     def _stays(self, space: Space, kept: object, present: object, *, in_place: bool) -> bool:
         """True for what is never sent, and was made by now; or where a newcomer builds on what it has found out."""
+        rehearses = self.is_newcomer and not self.rehearsed
         if kept is None:
-            return type(present) in ARRAYS and isinstance(space, Attributes) and not space.carries
-        return (not in_place or (self.is_newcomer and not self.rehearsed)) and stays_here(kept)
+            here = type(present) in ARRAYS and isinstance(space, Attributes) and not space.carries
+            return here or (rehearses and is_refused(present, Keep.NOT if type(present) is list else Keep.CONTENT))
+        return (not in_place or rehearses) and stays_here(kept)
 
     def _has_made(self, space: Space, values: Values, now: Values) -> bool:
         """True if something that is no plain value is where nothing was."""
-        new = [key for key, kept in values.items() if kept is None and type(now.get(key)) not in _VALUES]
-        return any(isinstance(space, Attributes) or self._spaces.carries(space, key) for key in new)
+        new = [key for key, kept in values.items() if kept is None and plain_kind(type(now.get(key))) not in _VALUES]
+        return any(isinstance(space, Attributes) or self.places.carries(space, key) for key in new)
 
     def postpone(self) -> None:
         """Keep the script's own values until the code after its step has run; the received ones already include it."""
@@ -275,13 +273,13 @@ class Variables:
         """The same without what collectives have answered."""
         if self._left is not None:
             return self._left if self._instead is None else self._instead
-        return self._encoded(self.take()) | self._mark
+        return self._all(None) | self._mark
 
     @property
     def _mark(self) -> dict[str, bytes]:
         return {_OVER: b""} if self.over else {}
 
-    def own(self, which: set[tuple[str, str]], values: Mapping[str, Values] | None) -> dict[str, bytes]:
+    def own(self, which: _Places, values: Mapping[str, Values] | None) -> dict[str, bytes]:
         """Some of these, or of those of the last look, of which nothing is learnt. None that is long or on a device."""
         there = self._now if values is None else values
         near = {(name, key) for name, key in which if is_near(there.get(name, {}).get(key), OWN_MOST)}
@@ -289,24 +287,22 @@ class Variables:
 
     def sampled(self) -> dict[str, bytes]:
         """Those that ranks compare: of long lists their last values alone."""
-        found = self.encoded_values() if self._left is not None else self._encoded(self.take(), tail=16)
+        found = self.encoded_values() if self._left is not None else self._all(16)
         return {place: found[place] for place in self.carried(found)}
 
-    def _encoded(
-        self, values: Mapping[str, Values], which: set[tuple[str, str]] | None = None, tail: int | None = None
-    ) -> dict[str, bytes]:
-        reported: dict[str, bytes] = {}
+    def _all(self, tail: int | None) -> dict[str, bytes]:
+        found = self._encoded(self.take(), tail=tail)
+        with contextlib.suppress(Exception):  # whatever the script has there, the step goes on
+            found |= {_UNKEPT + place: mark for place, mark in self._unkept.changed(self._now).items()}
+        return found
+
+    def _encoded(self, values: Mapping[str, Values], which: _Places | None = None, tail: int | None = None) -> _Encoded:
+        reported: _Encoded = {}
         self._encode(values, reported, self._living if which is None else which, tail)
         return reported
 
     @leaves_training_alone
-    def _encode(
-        self,
-        values: Mapping[str, Values],
-        reported: dict[str, bytes],
-        which: set[tuple[str, str]],
-        tail: int | None,
-    ) -> None:
+    def _encode(self, values: Mapping[str, Values], reported: _Encoded, which: _Places, tail: int | None) -> None:
         room = 3 * _BYTES  # all of it travels in one message
         for name, key in sorted(which):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first.get(name, {}).get(key)
@@ -327,11 +323,13 @@ class Variables:
         found = []
         for place in places:
             name, _, key = place.partition("\n")
-            if name.startswith("object "):
+            if name.startswith(_UNKEPT):
+                found.append(place)
+            elif name.startswith("object "):
                 mine = self._learnt.get(name, {}).get(key)
                 itself = self._first.get(name, {}).get(key) is None and type(mine) in _OWN
                 found += [] if itself and self._now.get(name, {}).get(key, mine) == mine else [place]
-            elif name and self._spaces.arrays_named(key) is not Keep.NOT:
+            elif name and self.places.arrays_named(key) is not Keep.NOT:
                 found.append(place)
         return found
 
@@ -345,28 +343,27 @@ class Variables:
         reported, self.kept = {**reported, **self.mine}, []
         self.receive_answers(reported.pop(_ANSWERS, b""))
         self._unheard = self.take()
-        self._spaces.left_out.update(
-            f"`{key}` of {name}"
-            for name, key in self._living
-            if (has_grown(kept := self._now.get(name, {}).get(key)) or stays_here(kept))
-            and f"{name}\n{key}" not in reported
-        )
-        if self.is_newcomer and (left_out := sorted(self._spaces.left_out)):
-            self.notes.append(f"begun anew by a rank that was replaced, as not sent: {', '.join(left_out[:4])}")
+        unkept = {place[1:]: reported.pop(place) for place in list(reported) if place[:1] == _UNKEPT}
+        if self.is_newcomer and (left_out := self.places.objects.left_out):
+            self.notes.append(f"begun anew by a rank that was replaced, as not sent: {left_out}")
         if self._left is None:
             self.over = _OVER in reported
         else:
             self._left = reported | self._mark
         changed: dict[str, Values] = defaultdict(dict)
-        spaces = self.spaces() if reported else {}
+        spaces = self.places.now() if reported else {}
         shared, now = functools.cache(self._shared), {name: space.read() for name, space in spaces.items()}
         for place, data in reported.items():
             name, _, key = place.partition("\n")
-            if place == _OVER or place in self.withheld or name not in now or key in self._spaces.elsewhere:
+            if place == _OVER or place in self.withheld or name not in now or key in self.places.elsewhere:
                 continue
             present = now[name].get(key)
-            in_place, value, made, by_all = received(data)
-            if not self._spaces.follows(spaces[name], key, present) or type(value) not in _VALUES:
+            try:
+                in_place, value, made, by_all = received(data)
+            except StateError:  # of a class in a module that this process has not imported
+                unkept[place] = b"?"
+                continue
+            if not self.places.follows(spaces[name], key, present) or plain_kind(type(value)) not in _VALUES:
                 continue
             if any(now[name].get(str(each)) is None for each in made):
                 continue  # a flag that something is made, which is not here: it would not be made
@@ -374,13 +371,15 @@ class Variables:
             if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.holds:
                 continue  # each rank finds it out for itself, as in its rehearsal: its rank, the path of its log
             self._living.add((name, key))
-            if self.untouched and self.untouched.receive(spaces[name], key, value, present, over=self.over):
+            untouched = self.places.untouched
+            if untouched and untouched.receive(space, key, value, present, over=self.over):
                 continue
             changed[name][key] = take_over(present, value, in_place=in_place, shared=shared)
         for name, values in changed.items():
             spaces[name].write(values)
         taken = {f"{name}\n{key}" for name, values in changed.items() for key in values}
         self.kept = sorted(taken & self.mine.keys())
+        self.anew = self._unkept.differing(unkept, self.take()) if unkept and self.is_newcomer else []
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -396,5 +395,5 @@ class Variables:
 
     def close(self) -> None:
         """The script's calls are followed no more."""
-        self._spaces.close()
+        self.places.close()
         self._now = {}

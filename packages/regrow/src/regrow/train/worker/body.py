@@ -71,19 +71,20 @@ class Body(CallObserver):
         self.awaits_causes = False
         """True if the script uses connections of its own: an error may follow from a death not yet reported."""
         gate.waits, gate.ready = lambda: self.waits(), self._gets_ready
+        control.on_stop = lambda: self._leave_own(control.step, sure=True, begun=False)
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
             gate.check = self._finite
         self.checks: tuple[CallObserver, ...] = () if self._finite is None else (self._finite,)
 
     def _gets_ready(self) -> None:
-        self._leave_own(StepNo(self._control.step + 1), sure=False)
+        self._leave_own(StepNo(self._control.step + 1), sure=False, begun=False)
         self.ready()
 
-    def _leave_own(self, step: StepNo, *, sure: bool) -> None:
+    def _leave_own(self, step: StepNo, *, sure: bool, begun: bool) -> None:
         """Put values that only this rank has where they outlive this process, for its replacement."""
         if self._control.own and self.recovery is not None:
-            values = own_values.left(self.recovery.state.variables, self._control.own, as_begun=sure)
+            values = own_values.left(self.recovery.state.variables, self._control.own, as_begun=begun)
             self._link.board.show_own(OwnValues(step, values, sure))
 
     def begin(self, state: ProtectedState | None) -> bool:
@@ -297,7 +298,7 @@ class Body(CallObserver):
         """Start the body of a step; False if the generation is over."""
         if not self.begin(state):
             return False
-        self._leave_own(number, sure=True)
+        self._leave_own(number, sure=True, begun=True)
         self._counted = True
         self._counts.begin(self._control.generation, self._link.env.world)
         self._faults.inject(FaultStage.BEGIN, number)

@@ -101,6 +101,7 @@ class Control(WorkerPlace):
         self.keep: KeepState | None = None  # order to put the state into the agent's memory; cleared when done
         self._proof: ProveReplacement | None = None
         self.on_wanted: Callable[[], None] = lambda: None  # from the control thread
+        self.on_stop: Callable[[], None] = lambda: None  # before it says that it stands at the agreed step
         self.whole_body = False
         """True if bodies are undone with their updates, on all ranks, since some rank has seen that they must be."""
         self.all_whole = False
@@ -217,6 +218,7 @@ class Control(WorkerPlace):
             if self._transaction.pass_boundary(self.generation):
                 return True
             self._unreported_halt = self.generation
+        self.on_stop()
         self._notify()
         return False
 
@@ -244,10 +246,8 @@ class Control(WorkerPlace):
         """
         with self._at_rest():
             if not self._changed.wait_for(lambda: self._form is not None or self.keep is not None, self._patience):
-                raise DeadlineExceeded(
-                    f"no verdict on generation {self.generation} within {self._patience:.0f} s",
-                    hint="see the coordinator's log",
-                )
+                late = f"no verdict on generation {self.generation} within {self._patience:.0f} s"
+                raise DeadlineExceeded(late, hint="see the coordinator's log")
             form = self._form  # None: the state is kept as it is before the update
             return form is not None and form.restore is None and self._transaction.roll_forward(form.step)
 
@@ -372,10 +372,8 @@ class Control(WorkerPlace):
                 self.generation = form.generation
                 self.whole_body, self.all_whole = self.whole_body or form.whole_body, form.whole_body
             elif not self._asked:
-                raise DeadlineExceeded(
-                    f"no verdict on generation {self.generation} within {self._patience:.0f} s",
-                    hint="see the coordinator's log",
-                )
+                late = f"no verdict on generation {self.generation} within {self._patience:.0f} s"
+                raise DeadlineExceeded(late, hint="see the coordinator's log")
             return form
 
     def await_release(self, *, goes_on: bool) -> bool:

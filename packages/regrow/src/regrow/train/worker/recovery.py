@@ -132,7 +132,7 @@ class Recovery:
                 hydrated_bytes=report.bytes,
                 ways=report.ways,
                 at=time.monotonic(),
-                unlike=None if report.unlike is None else variables.carried(report.unlike),
+                unlike=None if report.unlike is None else variables.carried(report.unlike) + variables.anew,
                 kept=variables.kept if form.own is not None and form.own.sure else [],
             )
         )

@@ -1,0 +1,139 @@
+"""Fingerprints of what a script keeps around its steps and nobody carries: a rank that lacks some of it is named.
+
+They are taken as the loop begins and when a rank is replaced, never in a step. See decision 0124.
+"""
+
+import contextlib
+import dis
+import functools
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import CodeType, GeneratorType
+from typing import Any
+
+import torch
+
+from regrow.train.proving.digesting import digest_tensor, digest_text
+from regrow.train.script.namespaces import Namespace
+from regrow.train.script.source import modules_of_script, text_of
+from regrow.train.values.arrays import ARRAYS, Array, Keep, hashed, is_elsewhere, is_freed
+from regrow.train.values.plain import ATOMS, PLAIN, has_grown, plain_kind, stays_here
+from regrow.train.values.spaces import Spaces
+
+_DEEP, _LAST, _WHOLE = 4, 8, 32 << 20
+"""Levels of containers, last items of each, and bytes of an array that are looked at."""
+_NUMBERS, _CACHED = frozenset({bool, int, float, complex}), type(functools.lru_cache(lambda: None))
+_LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
+_WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
+_Kept = Mapping[str, Mapping[str, object]]
+_Marks = dict[str, tuple[bytes, bool, Callable[[], object]]]
+"""By place: alike in two processes for the same value; True if there are arrays in it; gives it if it is one."""
+
+
+class Unkept:
+    """Fingerprints of one script's values, by place. `spaces`: where they are; `is_clock`: tells it of an atom."""
+
+    def __init__(self, spaces: Spaces, is_clock: Callable[[object], bool]) -> None:
+        self._spaces, self._is_clock = spaces, is_clock
+        self._begun: _Marks | None = None
+
+    def begin(self, kept: _Kept) -> list[str]:
+        """The loop begins here, if it has not yet. Returns places that have changed since."""
+        now = self._marks(kept)
+        self._begun = now if self._begun is None else self._begun
+        return [place for place in _changed(self._begun, now) if place in self._begun]
+
+    def changed(self, kept: _Kept) -> dict[str, bytes]:
+        """Fingerprints of what has changed since the loop began."""
+        return {} if self._begun is None else _changed(self._begun, self._marks(kept))
+
+    def differing(self, sent: Mapping[str, bytes], kept: _Kept) -> list[str]:
+        """Places of which another rank's fingerprint was received that this one does not have."""
+        now, spaces = self._marks(kept), self._spaces.now()
+        return [each for each in sent if each.split("\n")[0] in spaces and now.get(each, [b""])[0] != sent[each]]
+
+    def _marks(self, kept: _Kept) -> _Marks:
+        found, reads = _Marks(), self._spaces.reads
+        for name, space in self._spaces.now().items():
+            known = kept.get(name, {})
+            for key, value in space.read().items():
+                if type(key) is not str or key.startswith("__") or key in self._spaces.elsewhere:
+                    continue
+                if key in known and not (has_grown(known[key]) or stays_here(known[key])):
+                    continue
+                carried = not isinstance(space, Namespace) or self._spaces.arrays_named(key) is not Keep.NOT
+                if carried or (reads is not None and key not in reads.written) or isinstance(value, _CACHED):
+                    with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+                        look, arrays = self._look(value, 0, there := list[Array]()), type(value) in ARRAYS
+                        digest = digest_text(repr(look)).to_bytes(8, "big")
+                        found[f"{name}\n{key}"] = digest, bool(there), weakref.ref(value) if arrays else lambda: None
+        return found
+
+    def _look(self, value: Any, deep: int, arrays: list[Array]) -> object:
+        """Something whose text tells the value from others of its kind."""
+        kind, items = plain_kind(type(value)), list[Any]()
+        if kind in ARRAYS:
+            arrays.append(value)
+            return 0 if is_freed(value) else _of_array(value)
+        if kind in ATOMS or kind is range:
+            return "clock" if self._is_clock(value) else repr(value)[:200]
+        if deep >= _DEEP:
+            return kind.__qualname__
+        if kind in PLAIN:
+            items, is_set = list(value.values() if isinstance(value, dict) else value), kind in (set, frozenset)
+            if _NUMBERS.issuperset(map(type, items)) and not any(map(self._is_clock, items[-1:])):
+                return len(items), hash(frozenset(items) if is_set else tuple(items))
+            names = list(value)[-_LAST:] if isinstance(value, dict) else []
+            items = [len(items), *names, *([] if is_set else items[-_LAST:])]
+        elif isinstance(value, _CACHED):  # of what never changes, no rank needs what another has found out
+            found = [each for each in gc.get_referents(value) if each is not vars(value)]
+            if value.cache_parameters()["maxsize"] is None:
+                found = [each for table in found if type(table) is dict for each in table.values()]
+            tables = [id(each) for each in found if type(each) is dict and _LINK in str(list(map(type, each.values())))]
+            items = [each for each in found if type(each) in _CHANGING and each and id(each) not in tables]
+        elif isinstance(value, GeneratorType) and (frame := value.gi_frame) is not None:
+            there = [each for each in dict(frame.f_locals).values() if plain_kind(type(each)) in ATOMS]
+            items = [frame.f_lasti, *there]
+        elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+            items = list(value.__reduce__()[1:])
+        elif kind.__module__.partition(".")[0] in ("pandas", "polars", "array", "collections"):
+            items = [len(value)]
+        return kind.__qualname__, [self._look(each, deep + 1, arrays) for each in items]
+
+
+def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
+    found = {}
+    for place, (mark, has_arrays, array) in now.items():
+        former, _, same = before.get(place, (b"", False, lambda: None))
+        if former != mark:
+            written = array() is not None and same() is array()
+            if not has_arrays or written or _carries(place.partition("\n")[2]):
+                found[place] = mark
+    return found
+
+
+def _of_array(thing: Array) -> int:
+    if isinstance(thing, torch.Tensor) and (is_elsewhere(thing) or thing.layout is not torch.strided):
+        return digest_tensor(thing)
+    return hashed(thing if thing.nbytes <= _WHOLE else thing.reshape(-1)[:: 1 + thing.nbytes // _WHOLE])
+
+
+@functools.lru_cache(maxsize=1_000)
+def _carries(name: str) -> bool:
+    """True if arrays of this name may carry something from step to step, by the text of the script's functions.
+
+    False where functions, other than those that build an object, only write it: there the last step's result stands.
+    """
+    texts = {text_of(getattr(each, "__file__", None) or "") for each in modules_of_script()}
+    uses = [_uses(name, compile(text, "", "exec", dont_inherit=True)) for text in texts]
+    return "carried" in uses or "written" not in uses
+
+
+def _uses(name: str, code: CodeType) -> str:
+    inside = {_uses(name, each) for each in code.co_consts if isinstance(each, CodeType)}
+    ways = [each.opname for each in dis.get_instructions(code) if each.argval == name and each.opname in _WAYS]
+    stores = [way for way in ways if way.startswith("STORE") and code.co_name != "__init__"]
+    carried = "carried" in inside or (stores and not ways[0].startswith("STORE"))
+    return "carried" if carried else "written" if stores or "written" in inside else ""

@@ -1,0 +1,129 @@
+"""Values that nobody carries are named where a newcomer lacks them, by a fingerprint; those that are alike are not."""
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regrow.train.attributes.keepers import Keepers
+from regrow.train.script.callers import script_frames
+from regrow.train.values.variables import Variables
+
+
+class Box:
+    """Has one value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Trainer:
+    """Holds what is protected, carries one array, and leaves another behind."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.sum, self.last = model, torch.zeros(5_000), torch.zeros(5_000)
+
+    def add(self, value: float) -> None:
+        """As a body does."""
+        self.sum = self.sum + value
+        self.last = torch.full((5_000,), value)
+
+
+def in_loop(thing: Any, protected: tuple[object, ...] = ()) -> Variables:
+    variables = Variables()
+    variables.follow(script_frames, keepers=Keepers([sys._getframe(1)], protected))
+    variables.requests_step()
+    variables.enters()
+    variables.take()
+    variables.begin()
+    variables.rehearsed = True
+    return variables
+
+
+def lacking(change: Callable[[Any], object], make: Callable[[], Any], *, alike: bool = False) -> list[str]:
+    """Names that a newcomer tells that begins with what `make` gives, where its giver has changed that."""
+    box = Box(make())
+    giver = in_loop(box)
+    change(box)
+    told = giver.encoded()
+    box = Box(make())
+    newcomer = in_loop(box)
+    newcomer.is_newcomer = True
+    if alike:
+        change(box)
+    newcomer.receive(told)
+    return [place.replace("\n", ".").removeprefix("object ") for place in newcomer.anew]
+
+
+def advance(box: Any) -> None:
+    next(box.value)
+
+
+def drawn() -> Iterator[int]:
+    yield from range(10)
+
+
+def a_cache() -> Callable[[str], list[int]]:
+    return functools.lru_cache(maxsize=4)(lambda name: [len(name)])
+
+
+def set_value(at: Any, value: Any) -> Callable[[Any], None]:
+    return lambda box: box.value.__setitem__(at, value)
+
+
+FORMS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
+    "a large array": (set_value(5, 1.0), lambda: np.zeros(200_000)),
+    "a large tensor": (lambda box: box.value.add_(1), lambda: torch.zeros(3_000_000)),
+    "a large dictionary": (set_value(700, 1.0), lambda: dict.fromkeys(range(1_500), 0.0)),
+    "a large set": (lambda box: box.value.add(-1), lambda: set(range(1_500))),
+    "a list of numbers, in its middle": (set_value(700, 1.0), lambda: [0.0] * 1_500),
+    "a list of objects": (lambda box: box.value.append(Box(1)), lambda: [Box(0)]),
+    "a count": (advance, itertools.count),
+    "an iterator": (advance, lambda: iter([1, 2, 3])),
+    "a cycle": (advance, lambda: itertools.cycle([1, 2, 3])),
+    "a generator": (advance, drawn),
+    "an object made later": (lambda box: setattr(box, "value", Box(1)), lambda: None),
+    "a cache of lists": (lambda box: box.value("a").append(5), a_cache),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_newcomer_lacks_is_named_and_what_it_has_is_not(form: str) -> None:
+    assert lacking(*FORMS[form]) == ["thing.value"]
+    assert lacking(*FORMS[form], alike=True) == []
+
+
+def test_values_that_never_change_in_a_cache_are_nothing_to_be_named() -> None:
+    @functools.cache
+    def squares(number: int) -> tuple[int, ...]:
+        return tuple(range(number))
+
+    assert lacking(lambda box: box.value(3), lambda: squares) == []
+
+
+def test_of_arrays_beside_a_model_those_are_named_that_steps_read_before_they_bind_them() -> None:
+    model = torch.nn.Linear(2, 2)
+    trainer = Trainer(model)
+    giver = in_loop(trainer, (model,))
+    trainer.add(1.0)
+    told = giver.encoded()
+    trainer = Trainer(model)
+    newcomer = in_loop(trainer, (model,))
+    newcomer.is_newcomer = True
+    newcomer.receive(told)
+    assert newcomer.anew == ["object thing\nsum"]
+
+
+def test_the_rehearsal_is_told_of_what_it_has_changed_and_nobody_puts_back() -> None:
+    thing = SimpleNamespace(scores=dict.fromkeys(range(1_500), 0.0), none=None)
+    variables = in_loop(thing)
+    thing.scores[1], thing.none = 1.0, Box(1)
+    variables.begin()
+    (note,) = variables.notes
+    assert "`scores` of object thing" in note and "none" not in note
