@@ -99,8 +99,8 @@ def test_bytes_of_tensors_come_from_any_device_to_any(name: str, source: str, ta
         room[:] = next(outgoing.read_all([chunk]))
         landing.land(chunk)
         at += chunk[0].length
-    landing.settle()
-    incoming.settle()
+    landing.await_landed()
+    incoming.copy_straightened()
     assert torch.equal(taken.cpu(), given.cpu())
 
 

@@ -238,7 +238,7 @@ def test_nobody_waits_for_an_address_that_trickles(tmp_path: Path, monkeypatch: 
 def test_an_address_that_is_not_this_nodes_is_told_and_left_out(tmp_path: Path) -> None:
     with holding(Tensors(state()), tmp_path, ways=("192.0.2.1",)) as server:
         assert server.ways == []
-        assert "192.0.2.1" in server.unheard[0]
+        assert "192.0.2.1" in server.failed_addresses[0]
         hydration, received = newcomer(server)
         hydration.run()
     assert_whole(received)

@@ -184,5 +184,5 @@ def test_the_same_happens_within_the_law_where_the_machine_keeps_them(what: str)
 
 
 def test_every_rung_of_the_ladder_has_a_worst_case_and_is_shown_to_be_able_to_break_it() -> None:
-    assert set(RUNGS) <= worst_cases(job(1), standing=1.0).keys()
+    assert set(RUNGS) <= worst_cases(job(1), factor=1.0).keys()
     assert set(RUNGS) <= {what.partition(":")[0] for what in LATE}

@@ -93,7 +93,7 @@ def a_commit_is_told_when_the_device_has_done_it_and_the_host_does_not_wait_for_
         loop.x.add_(1)  # the update
         loop.commit(step)
         assert loop.worker.told() == [("WorkerStaged", 0, {"rate": 0.5})]
-        loop.announcing.settle()
+        loop.announcing.report_finished()
         assert loop.worker.told() == []
         assert STEERING.waits() == before
     loop.announcing.flush()
@@ -216,7 +216,7 @@ def a_sample_of_the_state_is_told_when_the_device_has_copied_it_and_is_of_the_st
     control: Any = SimpleNamespace(generation=1)
     sampler, before = Sampler(link, control, state, own=list), STEERING.waits()
     form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
-    sampler.stand(form, again=False)
+    sampler.join(form, again=False)
     sampler.tick(StepNo(1), last=False)
     member.facts.clear()
     before = STEERING.waits()
@@ -248,11 +248,11 @@ def a_sample_that_was_begun_in_a_generation_that_is_over_is_not_told() -> None:
     control: Any = SimpleNamespace(generation=1)
     sampler = Sampler(link, control, ProtectedState([torch.nn.Linear(4, 4).to(DEVICE)], {}), own=list)
     form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
-    sampler.stand(form, again=False)
+    sampler.join(form, again=False)
     with STEERING.gate():
         sampler.tick(StepNo(16), last=False)
     torch.accelerator.synchronize()
-    sampler.stand(form, again=False)
+    sampler.join(form, again=False)
     sampler.tick(StepNo(17), last=False)
     assert member.facts == []
 
@@ -340,7 +340,7 @@ def what_a_broken_device_has_still_to_do_is_never_told_and_its_error_is_the_one_
         STEERING.fail(BROKEN)
     error = loop.announcing.flushed(ValueError("of the script"))
     assert isinstance(error, torch.AcceleratorError)
-    for again in (loop.announcing.settle, loop.announcing.flush):
+    for again in (loop.announcing.report_finished, loop.announcing.flush):
         try:
             again()
         except torch.AcceleratorError:

@@ -217,7 +217,7 @@ def work_on_any_stream_of_the_device_is_shown_as_a_wait_of_who_stands_still() ->
     flights, shown = Flights(), [(0, "")]
     flights.show = lambda count, oldest: shown.append((count, oldest))
     waits = DeviceWaits(flights, torch.accelerator.synchronize)
-    waits.standing = lambda: 1
+    waits.body_beats = lambda: 1
     x, other = _ones(), torch.Stream(device="standin")
     waits.enqueues(x.device)
     waits.look(0.0)
@@ -485,7 +485,7 @@ def state_that_arrives_is_copied_on_a_stream_of_its_own_from_buffers_in_turn() -
             room = landing.room(chunk)
             room[:] = data.numpy().view("uint8").data
             landing.land(chunk)
-        landing.settle()
+        landing.await_landed()
     assert here.tolist() == [900, 901, 902]
     assert torch.equal(state.cpu(), torch.cat((values[:900], values[903:1003])))
     assert elsewhere.tolist() == [1003, 1004, 1005]
@@ -517,7 +517,7 @@ def a_chunk_is_received_while_the_device_still_copies_the_one_before() -> None:
     assert done.wait(LIMIT_S)
     thread.join()
     landing.land(chunks[-1])
-    landing.settle()
+    landing.await_landed()
     assert state.tolist() == [7 + at for at in range(BUFFERS + 1)]
 
 

@@ -48,7 +48,7 @@ def test_each_body_begins_anew_and_where_ends_are_not_seen_the_first_collective_
     own.begin()
     watch.now += 3.0
     own.end()
-    watch.flights.lose_sight()
+    watch.flights.begin_unseen()
     own.begin()
     assert own.seconds == 0.0
     watch.now += 2.0

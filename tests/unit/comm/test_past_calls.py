@@ -24,7 +24,7 @@ def calls(doubts: list[str] | None = None, world: int = 2) -> PastCalls:
 def heard(past: PastCalls, value: float, name: str = "allreduce", *, size: int = 1) -> None:
     """A collective of all ranks has that answer."""
     tensor = torch.zeros(size)
-    done = past.given(Group(), name, ([tensor],), {})
+    done = past.record(Group(), name, ([tensor],), {})
     tensor.fill_(value)
     if done is not None:
         done()
@@ -106,7 +106,7 @@ def test_an_answer_that_is_not_that_of_each_rank_is_told(world: int, name: str, 
 def test_a_call_whose_answer_had_not_come_is_told() -> None:
     past, doubts = calls(), list[str]()
     past.begin()
-    assert past.given(Group(), "allreduce", ([torch.zeros(1)],), {}) is not None
+    assert past.record(Group(), "allreduce", ([torch.zeros(1)],), {}) is not None
     other = newcomer(past, doubts)
     with other.again():
         assert asked(other) is None
@@ -118,7 +118,7 @@ def test_who_sends_something_else_than_it_did_hears_what_it_sent_and_says_so() -
     options.rootRank = 0
     past, doubts = calls(), list[str]()
     past.begin()
-    done = past.given(Group(), "broadcast", ([torch.tensor([1.0])], options), {})
+    done = past.record(Group(), "broadcast", ([torch.tensor([1.0])], options), {})
     assert done is not None
     done()
     other = newcomer(past, doubts)

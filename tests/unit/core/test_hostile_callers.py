@@ -216,7 +216,7 @@ def test_state_for_newcomers(tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_copies_of_state(tmp_path: Path, count: int) -> None:
-    before = strangers.refused.counts.get("vault", 0)
+    before = strangers.refused.counts.get("copies", 0)
     server = CopyServer(CopyVersions(), token=TOKEN, folder=None, bind="127.0.0.1", advertise="127.0.0.1")
     endpoint = server.open()
     try:
@@ -227,7 +227,7 @@ def test_copies_of_state(tmp_path: Path, count: int) -> None:
             assert b"CopyRefused" in sock.recv(1 << 12)
     finally:
         server.close()
-    assert strangers.refused.counts["vault"] - before > count / 4
+    assert strangers.refused.counts["copies"] - before > count / 4
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -21,7 +21,7 @@ class Worker:
         self.asked, self.done, self.fails = 0, threading.Event(), False
         self.waits = DeviceWaits(self.flights, self.finish)
         self.beats: int | None = 1
-        self.waits.standing = lambda: self.beats
+        self.waits.body_beats = lambda: self.beats
         self.waits.enqueues(HERE)
         self.waits.look(0.0)
 

@@ -236,8 +236,8 @@ def test_a_struck_training_is_ok_only_if_all_was_struck_mended_and_equal(run: Jo
 
 def test_a_lost_nodes_newest_records_may_be_lost_with_it_and_its_numbers_may_not_differ() -> None:
     lost = frozenset({Rank(0), Rank(1)})
-    assert judge_struck(JobRun(0, ledger(*struck(), steps=4), "", 1.0), ALONE, unsaid=lost).status is OK
-    assert judge_struck(JobRun(0, ledger(*struck(), loss=2.0), "", 1.0), ALONE, unsaid=lost).status is FAILED
+    assert judge_struck(JobRun(0, ledger(*struck(), steps=4), "", 1.0), ALONE, incomplete=lost).status is OK
+    assert judge_struck(JobRun(0, ledger(*struck(), loss=2.0), "", 1.0), ALONE, incomplete=lost).status is FAILED
 
 
 def test_an_undisturbed_run_without_its_steps_proves_nothing() -> None:

@@ -14,7 +14,7 @@ from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import NO_STATE, JobId, Rank, StepNo, WorkerId
 from regrow.core.messages.lineage import Lineage
 from regrow.hydration.durable import ownership
-from regrow.hydration.durable.ownership import Resume, new_lineage, newest, settle
+from regrow.hydration.durable.ownership import Resume, choose_lineage, new_lineage, newest
 from regrow.hydration.durable.storage import place
 from regrow.train.state.durable import DurableState
 
@@ -74,10 +74,10 @@ def test_a_run_goes_on_starts_or_is_refused(tmp_path: Path, there: str, resume: 
     before, said = sorted(tmp_path.rglob("*")), list[str]()
     known = {"new": NEW, "first": FIRST, "new and the old": msgspec.structs.replace(NEW, adopted=("",))}
     if expected in known:
-        assert settle(str(tmp_path), resume, NEW, note=said.append) == known[expected]
+        assert choose_lineage(str(tmp_path), resume, NEW, note=said.append) == known[expected]
     else:
         with pytest.raises(UsageError, match=expected):
-            settle(str(tmp_path), resume, NEW, note=said.append)
+            choose_lineage(str(tmp_path), resume, NEW, note=said.append)
     assert sorted(tmp_path.rglob("*")) == before
     assert bool(said) == (expected in known and "torn" in there and resume is not Resume.NEVER)
 
@@ -125,10 +125,10 @@ def test_a_run_that_goes_on_removes_what_its_earlier_ones_have_left(tmp_path: Pa
     write(tmp_path, FIRST, 1, 2)
     (tmp_path / ".unfinished-aaaaaaaaaaaa-3-1").mkdir()
     (tmp_path / ".unfinished-cccccccccccc-3-1").mkdir()
-    lineage = settle(str(tmp_path), Resume.AUTO, NEW, note=pytest.fail)
+    lineage = choose_lineage(str(tmp_path), Resume.AUTO, NEW, note=pytest.fail)
     save(place(str(tmp_path), lineage), [Training().trained(3).snapshot()], 3, keep=2)
     assert sorted(os.listdir(tmp_path)) == ["step-2", "step-3"]
-    assert settle(str(tmp_path), Resume.MUST, new_lineage(JobId(NEW.job), 1.0), note=pytest.fail).id == FIRST.id
+    assert choose_lineage(str(tmp_path), Resume.MUST, new_lineage(JobId(NEW.job), 1.0), note=pytest.fail).id == FIRST.id
 
 
 def test_a_worker_goes_back_to_what_is_its_own_and_whole_from_the_newest_downwards(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_nothing_that_others_can_write_is_unpickled(tmp_path: Path, where: str) 
         old = {"format": 1, "step": 1, "entries": [], "python_bytes": 0, "files": {".metadata": size}}
         (folder / "regrow.json").write_bytes(msgspec.json.encode(old))
         with pytest.raises(UsageError, match="it is a pickle"):
-            settle(str(tmp_path), Resume.MUST, NEW, note=lambda _: None)
+            choose_lineage(str(tmp_path), Resume.MUST, NEW, note=lambda _: None)
     read = DurableState(WorkerId("w"), str(tmp_path), NEW, send=unasked).load(Training(7).state, Rank(0))
     assert read.step == (0 if where == "format 1" else 1)
     assert not made.exists()
@@ -196,24 +196,24 @@ def test_a_place_that_cannot_be_written_to_is_said_at_the_start(tmp_path: Path, 
     if case == "a pipe in it":
         (where / "step-5").mkdir(parents=True)
         os.mkfifo(where / "step-5" / "regrow.json")
-        assert settle(str(where), Resume.AUTO, NEW, note=lambda _: None) == NEW
+        assert choose_lineage(str(where), Resume.AUTO, NEW, note=lambda _: None) == NEW
         return
     if case == "read-only":
         where = Path("/proc/ck")
     with pytest.raises(UsageError, match=r"--checkpoint-dir .* cannot be written to|No such file"):
-        settle(str(where), Resume.NEVER, NEW, note=pytest.fail)
+        choose_lineage(str(where), Resume.NEVER, NEW, note=pytest.fail)
 
 
 def test_another_process_looks_at_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    assert settle("memory://regrow-empty", Resume.AUTO, NEW, note=said.append) == NEW
+    assert choose_lineage("memory://regrow-empty", Resume.AUTO, NEW, note=said.append) == NEW
     with pytest.raises(UsageError, match="nosuch://bucket cannot be used"):
-        settle("nosuch://bucket", Resume.AUTO, NEW, note=said.append)
+        choose_lineage("nosuch://bucket", Resume.AUTO, NEW, note=said.append)
     with monkeypatch.context() as patched:
         patched.setattr(ownership, "_START_S", 0.001)
         with pytest.raises(UsageError, match="cannot be seen: no answer within"):
-            settle("memory://regrow-empty", Resume.AUTO, NEW, note=said.append)
-        assert settle("memory://regrow-empty", Resume.NEVER, NEW, note=said.append) == NEW
+            choose_lineage("memory://regrow-empty", Resume.AUTO, NEW, note=said.append)
+        assert choose_lineage("memory://regrow-empty", Resume.NEVER, NEW, note=said.append) == NEW
     assert said == ["what is in memory://regrow-empty cannot be seen: no answer within 0.001 s; training goes on"]
 
 

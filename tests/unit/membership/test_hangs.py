@@ -10,26 +10,28 @@ from regrow.core.messages import observations, orders
 from regrow.core.messages.observations import NodeSeen, TakeStacks, WorkerObservation
 from regrow.core.phase import Phase
 from regrow.core.records import IncidentOpened, Noted
-from regrow.membership.recovery.hangs import Bounds, Look, behind, describe, judge
+from regrow.membership.recovery.hangs import Bounds, RankObservation, behind, describe, judge
 
 WAITS: dict[str, Any] = {"calls": 3, "waits": True, "awaits": "allreduce on world"}
 DEVICE: dict[str, Any] = {"calls": 3, "waits": True, "awaits": observations.DEVICE}
 OUTSIDE: dict[str, Any] = {"phase": Phase.OUTSIDE}
 
 
-def look(rank: int, /, seconds: float = 100.0, *, finished: bool = False, moves: bool = False, **what: Any) -> Look:
+def look(
+    rank: int, /, seconds: float = 100.0, *, finished: bool = False, moves: bool = False, **what: Any
+) -> RankObservation:
     fields: dict[str, Any] = {"calls": 2, "phase": Phase.COMPUTING, **what}
     step = StepNo(fields.pop("step", 7))
     name = WorkerId(f"w{rank}")
     sight = None if moves else WorkerObservation(name, Generation(1), step, seconds=seconds, **fields)
-    return Look(Rank(rank), name, sight, finished)
+    return RankObservation(Rank(rank), name, sight, finished)
 
 
-def hung(*looks: Look, bounds: Bounds | None = None) -> list[int]:
+def hung(*looks: RankObservation, bounds: Bounds | None = None) -> list[int]:
     return [each.rank for each in judge(looks, bounds or Bounds(90.0)).hung]
 
 
-SITUATIONS: list[tuple[str, list[Look], list[int]]] = [
+SITUATIONS: list[tuple[str, list[RankObservation], list[int]]] = [
     ("one is blocked in its step, the others wait for it", [look(0, **WAITS), look(1), look(2, **WAITS)], [1]),
     ("its process is stopped, the others wait", [look(0, **WAITS), look(1, stopped=True)], [1]),
     ("stopped while it receives state", [look(0, **WAITS), look(1, stopped=True, phase=Phase.RECOVERING)], [1]),
@@ -80,7 +82,7 @@ SITUATIONS: list[tuple[str, list[Look], list[int]]] = [
 
 
 @pytest.mark.parametrize(("looks", "culprits"), [case[1:] for case in SITUATIONS], ids=[case[0] for case in SITUATIONS])
-def test_who_hangs(looks: list[Look], culprits: list[int]) -> None:
+def test_who_hangs(looks: list[RankObservation], culprits: list[int]) -> None:
     assert hung(*looks) == culprits
 
 
@@ -96,7 +98,7 @@ def test_who_hangs(looks: list[Look], culprits: list[int]) -> None:
     ids=["blocked", "computing", "reading", "between two steps", "all at the same place"],
 )
 def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
-    looks: list[Look], culprits: list[int]
+    looks: list[RankObservation], culprits: list[int]
 ) -> None:
     assert hung(*looks, bounds=Bounds(2.0, ordered=True)) == culprits
 
@@ -132,7 +134,9 @@ def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
         "no device is in it",
     ],
 )
-def test_groups_are_formed_anew_where_all_wait_and_some_for_their_devices(looks: list[Look], expected: bool) -> None:
+def test_groups_are_formed_anew_where_all_wait_and_some_for_their_devices(
+    looks: list[RankObservation], expected: bool
+) -> None:
     assert judge(looks, Bounds(90.0)).anew is expected
 
 
@@ -153,7 +157,7 @@ def test_a_bound_that_the_user_ordered_holds_before_a_device_was_asked() -> None
 )
 @pytest.mark.parametrize("bounds", [Bounds(90.0), Bounds(15.0, ordered=True)])
 def test_groups_are_formed_anew_for_all_that_keep_pythons_lock_and_compute_nothing(
-    looks: list[Look], expected: bool, bounds: Bounds
+    looks: list[RankObservation], expected: bool, bounds: Bounds
 ) -> None:
     """None has asked its device within a minute, which a thread of Python's does."""
     verdict = judge(looks, bounds)

@@ -31,7 +31,7 @@ def closing(world: int = 2, **settings: object) -> Job:
     return job
 
 
-def let_on(job: Job) -> list[orders.ReleaseWorker]:
+def released_from_loop(job: Job) -> list[orders.ReleaseWorker]:
     return [order for order in job.all(orders.ReleaseWorker) if order.goes_on]
 
 
@@ -44,7 +44,7 @@ def test_all_leave_their_loops_together_and_end_together() -> None:
     stepped(job, 0)
     assert not job.all(orders.ReleaseWorker), "the other may still need its state"
     stepped(job, 1)
-    assert [order.worker for order in let_on(job)] == [job.of(0), job.of(1)]
+    assert [order.worker for order in released_from_loop(job)] == [job.of(0), job.of(1)]
     job.finished(1, LAST)
     assert not released(job), "the other may still need it"
     job.finished(0, LAST)

@@ -16,7 +16,7 @@ from regrow.membership.states import Ended
 NODE = NodeId("a")
 
 
-def standing(rank: int, at: int, verified: int, holding: str = "all") -> SurvivorState:
+def survivor(rank: int, at: int, verified: int, holding: str = "all") -> SurvivorState:
     return SurvivorState(Rank(rank), holding, StepNo(at), NODE, verified=StepNo(verified))
 
 
@@ -28,29 +28,29 @@ def rewound(step: int, *ranks: int) -> Start:
 
 
 def test_all_go_back_to_the_state_upon_which_they_agreed() -> None:
-    assert go_back([standing(0, 8, 4), standing(1, 8, 4)], StepNo(8)) == rewound(4, 0, 1)
+    assert go_back([survivor(0, 8, 4), survivor(1, 8, 4)], StepNo(8)) == rewound(4, 0, 1)
 
 
 def test_a_newcomer_receives_that_state_from_a_replica() -> None:
-    assert go_back([standing(0, 8, 4), standing(1, -1, -1), standing(2, 8, -1)], StepNo(8)) == rewound(4, 0)
+    assert go_back([survivor(0, 8, 4), survivor(1, -1, -1), survivor(2, 8, -1)], StepNo(8)) == rewound(4, 0)
 
 
 def test_who_has_gone_back_already_stays_there() -> None:
-    assert go_back([standing(0, 4, 4), standing(1, 4, -1), standing(2, 8, 4)], StepNo(8)) == rewound(4, 0, 1, 2)
+    assert go_back([survivor(0, 4, 4), survivor(1, 4, -1), survivor(2, 8, 4)], StepNo(8)) == rewound(4, 0, 1, 2)
 
 
 def test_a_torn_state_is_made_whole_by_the_own_copy() -> None:
-    assert go_back([standing(0, NO_STATE, 4), standing(1, 8, -1)], StepNo(8)) == rewound(4, 0)
+    assert go_back([survivor(0, NO_STATE, 4), survivor(1, 8, -1)], StepNo(8)) == rewound(4, 0)
 
 
 def test_every_shard_must_be_there() -> None:
-    world = [standing(0, 8, 8, "a"), standing(1, 8, 4, "a"), standing(2, 8, 4, "b")]
+    world = [survivor(0, 8, 8, "a"), survivor(1, 8, 4, "a"), survivor(2, 8, 4, "b")]
     assert go_back(world, StepNo(8)) == rewound(4, 1, 2)
     assert go_back(world[:1] + world[2:], StepNo(8)) is None
 
 
 def test_nobody_stands_at_the_doubted_step_but_by_its_copy() -> None:
-    assert go_back([standing(0, 8, 8), standing(1, 8, 4)], StepNo(8)) == rewound(8, 0)
+    assert go_back([survivor(0, 8, 8), survivor(1, 8, 4)], StepNo(8)) == rewound(8, 0)
 
 
 # --- the job

@@ -11,7 +11,7 @@ from regrow.membership.recovery_point import CopyHolder, Start, SurvivorState, U
 A, B = NodeId("a"), NodeId("b")
 
 
-def standing(rank: int, holding: str, at: int, *, ready: bool = False, node: NodeId = A) -> SurvivorState:
+def survivor(rank: int, holding: str, at: int, *, ready: bool = False, node: NodeId = A) -> SurvivorState:
     return SurvivorState(Rank(rank), holding, StepNo(at), node, ready)
 
 
@@ -25,16 +25,16 @@ def copy(rank: int, holding: str, step: int) -> KeptCopy:
 
 def fsdp(*at: int, ready: Sequence[int] = ()) -> list[SurvivorState]:
     """Every rank has a shard of its own; two ranks a node."""
-    return [standing(r, f"s{r}", n, ready=r in ready, node=A if r < 2 else B) for r, n in enumerate(at)]
+    return [survivor(r, f"s{r}", n, ready=r in ready, node=A if r < 2 else B) for r, n in enumerate(at)]
 
 
 def hsdp(*at: int, ready: Sequence[int] = ()) -> list[SurvivorState]:
     """Ranks 0 and 2 are replicas, and so are 1 and 3."""
-    return [standing(r, f"s{r % 2}", n, ready=r in ready) for r, n in enumerate(at)]
+    return [survivor(r, f"s{r % 2}", n, ready=r in ready) for r, n in enumerate(at)]
 
 
 def test_replicas_give_a_newcomer_the_newest_state() -> None:
-    assert decide([standing(0, "all", 7), standing(1, "all", 8), standing(2, "all", -1)], {}) == Start(
+    assert decide([survivor(0, "all", 7), survivor(1, "all", 8), survivor(2, "all", -1)], {}) == Start(
         StepNo(8), ranks(1)
     )
 
@@ -87,7 +87,7 @@ def test_a_copy_on_the_ranks_own_node_is_nearer() -> None:
 
 
 def test_a_replicas_copy_serves_too() -> None:
-    states = [standing(0, "s0", -1), standing(1, "s1", 3), standing(2, "s0", -1, node=B), standing(3, "s1", 3)]
+    states = [survivor(0, "s0", -1), survivor(1, "s1", 3), survivor(2, "s0", -1, node=B), survivor(3, "s1", 3)]
     start = decide(states, {B: [copy(2, "s0", 3)]})
     assert isinstance(start, Start)
     assert start.restored == {Rank(0): CopyHolder(B, Rank(2), StepNo(3)), Rank(2): CopyHolder(B, Rank(2), StepNo(3))}
@@ -100,7 +100,7 @@ def test_copies_newer_than_the_survivors_are_not_gone_forward_to() -> None:
 
 def test_nobody_left_but_the_copies() -> None:
     copies = {A: [copy(0, "all", 3), copy(0, "all", 6)]}
-    assert decide([standing(0, "all", -1), standing(1, "all", -1)], copies) == Start(
+    assert decide([survivor(0, "all", -1), survivor(1, "all", -1)], copies) == Start(
         StepNo(6), frozenset(), {Rank(r): CopyHolder(A, Rank(0), StepNo(6)) for r in (0, 1)}
     )
 
@@ -110,13 +110,13 @@ def test_a_lost_shard_without_a_copy_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standings", "needed"),
+    ("survivors", "needed"),
     [(hsdp(5, 5, -1, 5), False), (hsdp(-1, 5, -1, 5), True), (fsdp(4, 4, 4, -1), True), (fsdp(-1, -1, -1, -1), True)],
 )
 def test_copies_are_asked_for_when_the_living_do_not_have_everything(
-    standings: list[SurvivorState], needed: bool
+    survivors: list[SurvivorState], needed: bool
 ) -> None:
-    assert needs_copies(standings) is needed
+    assert needs_copies(survivors) is needed
 
 
 def test_nobody_has_anything() -> None:
@@ -132,28 +132,28 @@ def worlds(draw: st.DrawFn) -> tuple[list[SurvivorState], dict[NodeId, list[Kept
     step = draw(st.integers(0, 6))
     shards, replicas = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     somebody_ahead = draw(st.booleans())
-    standings = []
+    survivors = []
     for rank in range(shards * replicas):
         fate = draw(st.sampled_from(["dead", "ahead", "ready"] if somebody_ahead else ["dead", "ready", "behind"]))
         at = {"dead": -1, "ahead": step + 1}.get(fate, step)
         node = A if rank < shards * replicas / 2 else B
-        standings.append(standing(rank, f"s{rank % shards}", at, ready=fate == "ready", node=node))
+        survivors.append(survivor(rank, f"s{rank % shards}", at, ready=fate == "ready", node=node))
     kept = st.tuples(st.integers(0, shards * replicas - 1), st.integers(0, step + 1))
     copies = {node: [copy(r, f"s{r % shards}", v) for r, v in draw(st.sets(kept))] for node in (A, B)}
-    return standings, copies
+    return survivors, copies
 
 
 @given(worlds())
 def test_every_rank_can_come_to_stand_where_the_generation_starts(
     world: tuple[list[SurvivorState], dict[NodeId, list[KeptCopy]]],
 ) -> None:
-    standings, copies = world
-    start = decide(standings, copies)
+    survivors, copies = world
+    start = decide(survivors, copies)
     if isinstance(start, Uncovered):
         return
-    by_rank = {each.rank: each for each in standings}
+    by_rank = {each.rank: each for each in survivors}
     living = {by_rank[rank].holding for rank in start.holders}
-    for each in standings:
+    for each in survivors:
         if each.rank in start.holders:
             assert each.state_at == start.step or (each.ready and each.state_at == start.step - 1)
         elif each.rank in start.restored:
@@ -168,11 +168,11 @@ def test_every_rank_can_come_to_stand_where_the_generation_starts(
 def test_nothing_committed_is_lost_while_every_shard_has_a_survivor(
     world: tuple[list[SurvivorState], dict[NodeId, list[KeptCopy]]],
 ) -> None:
-    standings, copies = world
-    alive = [each for each in standings if each.state_at >= 0]
-    if {each.holding for each in alive} != {each.holding for each in standings}:
+    survivors, copies = world
+    alive = [each for each in survivors if each.state_at >= 0]
+    if {each.holding for each in alive} != {each.holding for each in survivors}:
         return
-    start = decide(standings, copies)
+    start = decide(survivors, copies)
     assert isinstance(start, Start)
     assert start.step >= max(each.state_at for each in alive)
     assert start.restored == {}
@@ -183,16 +183,16 @@ def test_the_newest_step_that_has_everything_is_taken(
     world: tuple[list[SurvivorState], dict[NodeId, list[KeptCopy]]],
 ) -> None:
     """Against a search over all steps."""
-    standings, copies = world
-    start = decide(standings, copies)
-    top, reached = newest(standings)
+    survivors, copies = world
+    start = decide(survivors, copies)
+    top, reached = newest(survivors)
     limit = top if top >= 0 else 99
 
     def covered(step: int) -> bool:
-        at_step = reached if step == top else {each.rank for each in standings if each.state_at == step}
-        living = {each.holding for each in standings if each.rank in at_step} if step == top else set()
+        at_step = reached if step == top else {each.rank for each in survivors if each.state_at == step}
+        living = {each.holding for each in survivors if each.rank in at_step} if step == top else set()
         kept = {each.holding for held in copies.values() for each in held if each.step == step}
-        return all(each.holding in living | kept or each.rank in at_step for each in standings)
+        return all(each.holding in living | kept or each.rank in at_step for each in survivors)
 
     possible = [step for step in range(limit + 1) if covered(step)]
     if isinstance(start, Uncovered):

@@ -324,7 +324,7 @@ def test_a_coordinator_whose_voters_have_voted_in_a_later_term_gives_way_so_that
     voters = settled(3)
     leased = LeasedMachine(StubMachine(), voters, lambda: None)
     voters.notified("node9@x", Leader(1, "http://host0:1", voted=2))
-    assert not voters.passed, "that one is no voter"
+    assert not voters.has_later_vote, "that one is no voter"
     voters.notified("node2@x", Leader(1, "http://host0:1", voted=2))
     assert leased.handle(facts.TimeAdvanced(), LEASE - 0.1) == [], "while it may decide it stays"
     assert leased.handle(facts.TimeAdvanced(), LEASE) == []

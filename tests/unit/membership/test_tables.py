@@ -139,7 +139,7 @@ def test_above_so_many_nodes_tables_go_through_a_tree(count: int, have: int) -> 
     tables, there = Tables(), nodes(count + have)
     stores, members = {node.store: node.node for node in there}, [member(rank) for rank in range(2 * len(there))]
     tables.spread(TableHead(Generation(1), len(members)), there, members)
-    tables.stands(there[:have])
+    tables.formed(there[:have])
     orders = tables.spread(TableHead(Generation(2), len(members)), there, members)
     depths: dict[str, int] = {}
     passed_on: Counter[str] = Counter()

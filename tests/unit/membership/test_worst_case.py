@@ -27,7 +27,7 @@ DEFAULTS = JobSpec(
     checkpoint_every=300.0,
 )
 """With checkpoints: without, none is waited for."""
-STANDING = (1.0, hangs.BETWEEN)
+FACTORS = (1.0, hangs.BETWEEN)
 
 
 def minutes(seconds: float) -> str:
@@ -40,13 +40,13 @@ def both(figures: list[float]) -> str:
 
 @pytest.mark.parametrize("wait", Wait)
 def test_the_documentation_gives_each_wait_its_default(wait: Wait) -> None:
-    figures = [waits(DEFAULTS, standing=each)[wait] for each in STANDING]
+    figures = [waits(DEFAULTS, factor=each)[wait] for each in FACTORS]
     assert re.search(rf"^\| {wait} \| [^|]+ \| {both(figures)} \|$", PROTOCOL, re.M), both(figures)
 
 
 @pytest.mark.parametrize("rung", formulas(Warmth.BUILT))
 def test_the_documentation_gives_each_rung_its_sum(rung: str) -> None:
-    cases = [worst_cases(DEFAULTS, standing=each)[rung] for each in STANDING]
+    cases = [worst_cases(DEFAULTS, factor=each)[rung] for each in FACTORS]
     row = f"{cases[0].formula} | {both([case.total for case in cases])} |"
     assert re.search(rf"^\| `{rung}`[^|]* \| {re.escape(row)}$", PROTOCOL, re.M), row
 
@@ -57,18 +57,18 @@ def test_every_rung_that_an_incident_may_take_has_a_sum() -> None:
 
 def test_a_sum_follows_the_settings() -> None:
     quick = msgspec.structs.replace(DEFAULTS, hang_timeout=30.0)
-    for standing in STANDING:
-        was, now = worst_cases(DEFAULTS, standing=standing), worst_cases(quick, standing=standing)
+    for factor in FACTORS:
+        was, now = worst_cases(DEFAULTS, factor=factor), worst_cases(quick, factor=factor)
         assert now["retry"].total < was["retry"].total
-    blocked, computing = (worst_cases(quick, standing=each)["retry"] for each in (1.0, hangs.COMPUTING))
+    blocked, computing = (worst_cases(quick, factor=each)["retry"] for each in (1.0, hangs.COMPUTING))
     assert blocked == computing, "a bound that was ordered holds for all that happens in a step"
-    again = worst_cases(quick, standing=1.0, patience=hangs.MOST_PATIENCE)["retry"]
+    again = worst_cases(quick, factor=1.0, patience=hangs.MOST_PATIENCE)["retry"]
     assert again == blocked, "and is not raised"
-    raised = worst_cases(DEFAULTS, standing=1.0, patience=hangs.MOST_PATIENCE)["retry"]
-    assert raised.total > worst_cases(DEFAULTS, standing=1.0)["retry"].total
+    raised = worst_cases(DEFAULTS, factor=1.0, patience=hangs.MOST_PATIENCE)["retry"]
+    assert raised.total > worst_cases(DEFAULTS, factor=1.0)["retry"].total
 
 
 def test_a_standby_that_waits_before_its_script_has_one_stage_more_to_go() -> None:
-    formula = {warmth: worst_cases(msgspec.structs.replace(DEFAULTS, warmth=warmth), standing=1.0) for warmth in Warmth}
+    formula = {warmth: worst_cases(msgspec.structs.replace(DEFAULTS, warmth=warmth), factor=1.0) for warmth in Warmth}
     assert formula[Warmth.BUILT]["fork"].formula == "max(H, 2 B) + F + C"
     assert formula[Warmth.IMPORTS]["fork"].formula == "max(H, 3 B) + F + C"

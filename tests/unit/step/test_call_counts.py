@@ -10,9 +10,9 @@ def body(counts: CallCounts, calls: int, *, generation: int = 1, size: int = 2, 
     counts.begin(Generation(generation), world)
     for _ in range(calls):
         counts.called(size, world)
-    asked = counts.asks()
+    asked = counts.must_vote()
     counts.called(2, world)  # after the update
-    counts.whole()
+    counts.completed()
     return asked
 
 
@@ -21,8 +21,8 @@ def rehearsed(calls: int) -> CallCounts:
     counts.rehearse()
     for _ in range(calls):
         counts.called(2, 2)
-    counts.asks()
-    counts.whole()
+    counts.must_vote()
+    counts.completed()
     return counts
 
 
@@ -59,10 +59,10 @@ def test_none_at_all_behind_a_fault_is_wrong_even_where_all_agree_in_it_but_for_
         body(sparing, 0 if calls == 4 else calls)
     for each, skipped in ((survivor, True), (sparing, False), (newcomer, False)):
         each.begin(Generation(2), 2)
-        assert each.asks() and each.skipped is skipped
+        assert each.must_vote() and each.skipped is skipped
         each.begin(Generation(2), 2)
         each.called(2, 2)
-        assert each.asks() and not each.skipped
+        assert each.must_vote() and not each.skipped
 
 
 def test_a_rank_that_is_left_alone_has_nobody_to_ask_and_need_not_reduce() -> None:
@@ -70,6 +70,6 @@ def test_a_rank_that_is_left_alone_has_nobody_to_ask_and_need_not_reduce() -> No
     for _ in range(4):
         body(counts, 6)
     counts.begin(Generation(2), 1)
-    assert not counts.asks() and not counts.skipped
-    counts.whole()
+    assert not counts.must_vote() and not counts.skipped
+    counts.completed()
     assert body(counts, 6, generation=3) and not body(counts, 6, generation=3)

@@ -20,7 +20,8 @@ class Loop:
             step=StepNo(5), over=True, leaves_others=False, groups=SimpleNamespace(on_leaving=None)
         )
         state = SimpleNamespace(
-            between=SimpleNamespace(over=lambda step: None), variables=SimpleNamespace(leave=lambda over: None)
+            between=SimpleNamespace(after_last_step=lambda step: None),
+            variables=SimpleNamespace(leave=lambda over: None),
         )
         batches = SimpleNamespace(seed_body=self.seeded.append)
         self.context: Any = SimpleNamespace(worker=member, batches=batches, protected=lambda: state)
@@ -28,7 +29,7 @@ class Loop:
     def stops(self) -> None:
         """Nothing runs."""
 
-    def over(self) -> None:
+    def loops_left(self) -> None:
         """Nothing stands between its steps."""
 
     def recover(self) -> None:

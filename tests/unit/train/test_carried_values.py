@@ -29,7 +29,7 @@ class Steps:
     def __iter__(self) -> Iterator[int]:
         self.variables.follow(script_frames)
         for number in range(-1, self.steps):
-            self.variables.asks()
+            self.variables.requests_step()
             self.at.get(number, lambda: None)()
             if number == 0:
                 self.variables.put_back(self.taken)  # behind the rehearsal

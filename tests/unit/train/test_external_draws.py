@@ -50,7 +50,7 @@ class Worker:
         self.draws.draw(StepNo(0), lambda: None, None, rehearsal=True)
         self.draws.arrives()
         if newcomer:
-            self.draws.stands(None)
+            self.draws.regrouped(None)
 
     def runs(self, *steps: int, value: object = 1.0, calls: int = 1) -> list[Any]:
         """Results of their draws."""
@@ -201,7 +201,7 @@ def test_a_rank_that_was_here_in_the_generation_before_has_drawn_here_alone() ->
     survivor = Worker(here, 4, newcomer=False)
     survivor.runs(13)
     survivor.member.groups.generation = 5
-    survivor.draws.stands(None)
+    survivor.draws.regrouped(None)
     last = Worker(here, 6)
     last.runs(14)
     assert not back.told() and not survivor.told() and not last.told()

@@ -136,7 +136,7 @@ def test_they_are_put_back_and_told_with_the_variables_of_the_script() -> None:
     def follow(average: Average) -> Variables:
         variables = Variables()
         variables.follow(lambda: [sys._getframe(0)], keepers([sys._getframe(0)], [average.ema]))
-        variables.asks()
+        variables.requests_step()
         return variables
 
     first, second = follow(mine), follow(other)
@@ -177,7 +177,7 @@ def test_values_of_every_kind_of_thing_are_put_back_and_told(
     def follow() -> tuple[Any, Variables]:
         thing, variables = make(), Variables()
         variables.follow(lambda: [sys._getframe(0)], [Attributes("it", thing)])
-        variables.asks()
+        variables.requests_step()
         return thing, variables
 
     (mine, first), (other, second), untouched = follow(), follow(), make()
@@ -226,7 +226,7 @@ drawing = random.Random(3)
 def following(keepers: Keepers) -> Variables:
     variables = Variables()
     variables.follow(script_frames, keepers=keepers)
-    variables.asks()
+    variables.requests_step()
     return variables
 
 

@@ -51,11 +51,11 @@ def test_they_are_called_in_order_and_given_up_in_reverse_and_once_a_generation(
             lambda generation, name=name: called.append((f"after {name}", generation)),  # type: ignore[misc]
             within=1.0,
         )
-    assert mine.stand(MagicMock())
+    assert mine.call_after_hooks(MagicMock())
     mine.give_up()
     mine.give_up()
     member.groups.generation = 4
-    assert mine.stand(MagicMock()) and mine.stand(MagicMock())
+    assert mine.call_after_hooks(MagicMock()) and mine.call_after_hooks(MagicMock())
     assert called == [("after a", 1), ("after b", 1), ("before b", 1), ("before a", 1), ("after a", 4), ("after b", 4)]
 
 
@@ -66,7 +66,7 @@ def test_a_newcomer_builds_when_it_stands_and_has_nothing_to_give_up_before() ->
     mine.give_up()
     assert called == []
     member.groups.generation = 3
-    mine.stand(MagicMock())
+    mine.call_after_hooks(MagicMock())
     assert called == ["after 3"]
 
 
@@ -96,13 +96,13 @@ def test_what_after_has_half_built_is_given_up_and_its_error_named() -> None:
     mine = hooks(member)
     mine.add(given_up.append, build, within=1.0)
     member.groups.generation = 2
-    assert not mine.stand(MagicMock())
+    assert not mine.call_after_hooks(MagicMock())
     (error, _), _ = member.body.abort.call_args
     assert "`after` hook" in error.__notes__[0] and "generation 2" in error.__notes__[0]
     mine.give_up()
     assert given_up == [2]
     member.groups.generation = 3
-    assert mine.stand(MagicMock())
+    assert mine.call_after_hooks(MagicMock())
 
 
 def test_an_error_in_the_set_up_is_the_scripts() -> None:
@@ -153,7 +153,7 @@ def board() -> Board:
 def test_collectives_are_plain_in_it_and_refused_once_the_groups_are_given_up(groups: Groups, board: Board) -> None:
     told: list[str] = []
     groups.observers = (Heard(told),)
-    groups.between = cast(Any, SimpleNamespace(lone=lambda _: pytest.fail("it is no call between two steps")))
+    groups.between = cast(Any, SimpleNamespace(work_of=lambda _: pytest.fail("it is no call between two steps")))
     beside = Beside(board, groups, told.append)
     with beside.run("the hook", 60.0, calls=True):
         dist.all_reduce(torch.ones(1))

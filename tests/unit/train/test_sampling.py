@@ -81,7 +81,7 @@ def sampler(made: ProtectedState) -> tuple[Sampler, list[Any]]:
 
 def form(sampling: Sampler, *holdings: str, step: int = 0, again: bool = False) -> None:
     members = [SimpleNamespace(holding=each) for each in holdings]
-    sampling.stand(cast(Any, SimpleNamespace(members=cast(list[Member], members), step=step)), again=again)
+    sampling.join(cast(Any, SimpleNamespace(members=cast(list[Member], members), step=step)), again=again)
 
 
 def test_all_is_looked_at_after_a_recoverys_first_step_and_at_the_end_and_some_now_and_then() -> None:

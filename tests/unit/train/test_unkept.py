@@ -38,7 +38,7 @@ class Trainer:
 def in_loop(thing: Any, protected: tuple[object, ...] = ()) -> Variables:
     variables = Variables()
     variables.follow(script_frames, keepers=Keepers([sys._getframe(1)], protected))
-    variables.asks()
+    variables.requests_step()
     variables.enters()
     variables.take()
     variables.begin()

@@ -15,7 +15,7 @@ from tests.unit.train.test_carried_values import Steps
 from regrow.core.early_reads import EarlyReads, PlaceInWorld
 from regrow.core.errors import UsageError
 from regrow.train.script.body_bindings import BodyBindings
-from regrow.train.script.next_turn import Turns
+from regrow.train.script.next_turn import LoopIterations
 from regrow.train.values.untouched import Untouched
 
 _count = 0
@@ -164,12 +164,12 @@ class Asked:
     """Asks as a loop of steps does."""
 
     def __init__(self) -> None:
-        self.turns: Turns[Any] = Turns(lambda _: None, sends=False)
+        self.turns: LoopIterations[Any] = LoopIterations(lambda _: None, sends=False)
         self.committed = True
 
     def __iter__(self) -> Any:
         for _ in range(2):
-            self.turns.asks(sys._getframe(1))
+            self.turns.requests_step(sys._getframe(1))
             yield self
 
     def __enter__(self) -> None:

@@ -50,7 +50,7 @@ def test_an_update_is_whole_when_all_has_changed_that_usually_changes_by_and_aft
     training = Training().rehearsed()
     training.updates.begin()
     training.body(upto=upto)
-    assert training.updates.whole is whole
+    assert training.updates.complete is whole
 
 
 def test_an_object_whose_state_cannot_be_asked_in_a_body_disturbs_nothing() -> None:
@@ -63,7 +63,7 @@ def test_an_object_whose_state_cannot_be_asked_in_a_body_disturbs_nothing() -> N
     training.rehearsed()
     training.updates.begin()
     training.body()
-    assert training.updates.whole
+    assert training.updates.complete
 
 
 def test_what_a_committed_body_does_is_usual_from_then_on() -> None:
@@ -71,11 +71,11 @@ def test_what_a_committed_body_does_is_usual_from_then_on() -> None:
     training.updates.begin()
     training.body()
     training.body()
-    assert not training.updates.whole, "twice as many updates as in the rehearsal"
+    assert not training.updates.complete, "twice as many updates as in the rehearsal"
     training.updates.ended()
     training.updates.begin()
     training.body()
-    assert not training.updates.whole
+    assert not training.updates.complete
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_body_cannot_be_parted_from_its_update_where_ranks_still_have_to_meet(
             case "alone":
                 updates.called("allreduce", 1)
             case "rest":
-                updates.rest()
+                updates.end_body()
             case _:
                 updates.began(closure=call == "closure")
     assert updates.torn_apart == torn_apart
@@ -182,7 +182,7 @@ class Worker:
         self.recovery: Any = SimpleNamespace(sharded=sharded, withdraw=lambda deadline: None)
         link: Any = SimpleNamespace(board=SimpleNamespace(enter=lambda *_: None))
         faults: Any = SimpleNamespace(inject=lambda *_: None)
-        copies: Any = SimpleNamespace(settle=lambda: None)
+        copies: Any = SimpleNamespace(await_stored=lambda: None)
         control: Any = self.control
         groups: Any = self.groups
         self.gate = UpdateGate(link, control, groups, faults, copies)

@@ -34,7 +34,7 @@ class Steps:
     def __iter__(self) -> Iterator[int]:
         self.variables.follow(script_frames)
         for number in range(self.steps):
-            self.variables.asks()
+            self.variables.requests_step()
             if number in self.at:
                 self.at[number]()
             self.taken.append(self.variables.take())

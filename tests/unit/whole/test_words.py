@@ -32,6 +32,19 @@ GONE = {
     "active rules": "RuleBook",
     "avoided node": "BadNode KeptNode BadMark",
     "copies": "VaultReply VaultRequest VaultHost SimVaults vaults",
+    "pending, unreported": "_untold _Untold unheard",
+    "survivors": "standings",
+    "unseen": "lose_sight regain_sight",
+    "callback": "mourner",
+    "open steps": "heritage _heritage _Heritage",
+    "output": "_Voice _voices",
+    "close unidentified connections": "_send_away",
+    "always reached": "come_to is_come_to",
+    "loop iterations": "goes_through",
+    "substitute, set": "stands_for _stands_for_latest",
+    "undelivered, incomplete": "unsaid",
+    "stop the schedule": "not_due",
+    "nodes of ranks": "standing_at not_standing",
 }
 """By what stands in their place."""
 

@@ -121,29 +121,29 @@ class TimeLimits:
             if self._since is not None or not self._workers[name].alive:
                 del self._stuck[name]  # it belongs to the open incident
                 continue
-            limit = unnoticed(self._spec, standing=self._standing(since), patience=self._patience) + self._travel
+            limit = unnoticed(self._spec, factor=self._factor(since), patience=self._patience) + self._travel
             took = f"{name} stands still for {now - since:.1f} s, and nobody may for {limit:.1f} s"
             self._complain(now - since <= limit, f"who hangs is noticed in time: {took}")
         if self._since is None or now - self._since <= _AT_ONCE:
             return
-        what, limit = self._limit(self._standing(self._since))
+        what, limit = self._limit(self._factor(self._since))
         self._complain(
             now - self._since <= limit,
             f"{what} ends in time: {now - self._since:.1f} s, of {limit:.1f}",
         )
 
-    def _limit(self, standing: float) -> tuple[str, Seconds]:
+    def _limit(self, factor: float) -> tuple[str, Seconds]:
         if self._known[0] or self._elects:
             wait = Wait.ELECTION if self._elects else Wait.REPORTS
-            return wait.name.lower(), waits(self._spec, standing=standing)[wait] + self._travel
-        key = standing, self._patience
+            return wait.name.lower(), waits(self._spec, factor=factor)[wait] + self._travel
+        key = factor, self._patience
         if key not in self._totals:
-            cases = worst_cases(self._spec, standing=standing, patience=self._patience)
+            cases = worst_cases(self._spec, factor=factor, patience=self._patience)
             self._totals[key] = {rung: case.total for rung, case in cases.items()}
         longest = "end" if "end" in self._rungs else max(sorted(self._rungs), key=self._totals[key].__getitem__)
         return longest, self._totals[key][longest] + self._travel
 
-    def _standing(self, since: Instant) -> float:
+    def _factor(self, since: Instant) -> float:
         """Longest time that a worker may now block, by its activity, as a multiple of the basic limit."""
         if self._lossy:
             return hangs.BETWEEN

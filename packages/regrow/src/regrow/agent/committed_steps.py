@@ -151,7 +151,7 @@ class LastSeen(NamedTuple):
     batch: BatchShown | None = None
     committed: tuple[Generation, StepNo] | None = None
 
-    def heritage(self) -> "list[_Heritage]":
+    def open_steps(self) -> "list[_OpenStep]":
         """The step that it was in, and earlier ones that it had committed without reporting them."""
         staged = {(each.generation, each.step): each for each in self.staged}
         read = {place: each.data for place, each in staged.items() if each.data is not None}
@@ -160,19 +160,19 @@ class LastSeen(NamedTuple):
         newest = max(staged.keys() | read.keys(), default=None)
         untold = {place for place, each in staged.items() if each.untold}
         places = [place for place in sorted(untold | {newest}) if self._is_open(place)] if newest is not None else []
-        return [self._inherited(place, staged.get(place), read.get(place)) for place in places]
+        return [self._open_step(place, staged.get(place), read.get(place)) for place in places]
 
     def _is_open(self, place: tuple[Generation, StepNo]) -> bool:
         return self.committed is None or self.committed < place
 
-    def _inherited(
+    def _open_step(
         self, place: tuple[Generation, StepNo], staged: facts.WorkerStaged | None, read: BatchRecord | None
-    ) -> "_Heritage":
+    ) -> "_OpenStep":
         metrics, parts = ({}, list[BatchRecord]()) if staged is None else (staged.metrics, staged.parts)
-        return _Heritage(self.worker, self.rank_in(place[0]), self.at, *place, metrics, read, parts)
+        return _OpenStep(self.worker, self.rank_in(place[0]), self.at, *place, metrics, read, parts)
 
 
-class _Heritage(NamedTuple):
+class _OpenStep(NamedTuple):
     worker: WorkerId
     rank: Rank
     died: Instant
@@ -200,7 +200,7 @@ class CommittedSteps:
         """Step with which each generation started, the oldest first."""
         self._forgotten = Generation(-1)
         """The newest generation that was removed from `_formed`."""
-        self._heritage: list[_Heritage] = []
+        self._open_steps: list[_OpenStep] = []
         self._reached: dict[Generation, StepNo] = {}
         """By generation, the newest step that a worker of this node has committed."""
 
@@ -232,15 +232,15 @@ class CommittedSteps:
 
     def died(self, last: LastSeen) -> None:
         """A worker ended."""
-        inheritance = [inherited for inherited in last.heritage() if inherited.generation >= self._forgotten]
-        if inheritance:
-            self._heritage.extend(inheritance)
-            self._settle()
+        left_open = [open_step for open_step in last.open_steps() if open_step.generation >= self._forgotten]
+        if left_open:
+            self._open_steps.extend(left_open)
+            self._decide()
 
     def formed(self, generation: Generation, step: StepNo) -> None:
         """A new membership starts with `state@step`: earlier steps are committed, `step` and later ones are not."""
         self._formed[generation] = step
-        self._settle()
+        self._decide()
         while len(self._formed) > _FORMS_KEPT:
             self._forgotten = min(self._formed)
             del self._formed[self._forgotten]
@@ -248,31 +248,31 @@ class CommittedSteps:
 
     def end(self) -> None:
         """No membership follows: an open step counts if another worker of this node has committed it."""
-        for inherited in self._heritage:
-            if self._reached.get(inherited.generation, -1) >= inherited.step:
-                self._adopt(inherited)
-        self._heritage.clear()
+        for open_step in self._open_steps:
+            if self._reached.get(open_step.generation, -1) >= open_step.step:
+                self._adopt(open_step)
+        self._open_steps.clear()
 
-    def _settle(self) -> None:
-        for inherited in list(self._heritage):
-            newer = [generation for generation in self._formed if generation > inherited.generation]
+    def _decide(self) -> None:
+        for open_step in list(self._open_steps):
+            newer = [generation for generation in self._formed if generation > open_step.generation]
             if newer:
-                self._heritage.remove(inherited)
-                if self._formed[min(newer)] > inherited.step:
-                    self._adopt(inherited)
+                self._open_steps.remove(open_step)
+                if self._formed[min(newer)] > open_step.step:
+                    self._adopt(open_step)
 
-    def _adopt(self, inherited: _Heritage) -> None:
+    def _adopt(self, open_step: _OpenStep) -> None:
         self._file.add(
             StepCommitted(
-                at=inherited.died,
-                step=inherited.step,
-                rank=inherited.rank,
-                worker=inherited.worker,
-                generation=inherited.generation,
+                at=open_step.died,
+                step=open_step.step,
+                rank=open_step.rank,
+                worker=open_step.worker,
+                generation=open_step.generation,
                 seconds=Seconds(0.0),
-                metrics=inherited.metrics,
+                metrics=open_step.metrics,
                 adopted=True,
-                data=inherited.data,
-                parts=inherited.parts,
+                data=open_step.data,
+                parts=open_step.parts,
             )
         )

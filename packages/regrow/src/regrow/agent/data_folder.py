@@ -42,12 +42,12 @@ class DataFolder:
         path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=root))
         try:
             # Locked before it gets its name, so that no process finds it unlocked.
-            draft = path / f"{_OWNER}.new"
-            lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            temporary = path / f"{_OWNER}.new"
+            lock = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 os.write(lock, f"{whose}\n".encode())
-                draft.rename(path / _OWNER)
+                temporary.rename(path / _OWNER)
             except OSError:
                 os.close(lock)
                 raise

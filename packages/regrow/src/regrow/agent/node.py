@@ -80,7 +80,7 @@ class Agent:
             store=lambda: self._store.address,
             output=self._output,
             report=self._uplink.send,
-            on_fact=lambda worker, fact: self._fact_relay.said(worker, fact),
+            on_fact=lambda worker, fact: self._fact_relay.received(worker, fact),
             ended=self._worker_ended,
             others=lambda: (self._writer.pid, self._examiner.pid, self._tap.pid),
         )

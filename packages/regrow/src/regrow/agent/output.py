@@ -36,10 +36,10 @@ class _Stream(NamedTuple):
     source: int
     target: Shown
     partial: bytearray
-    voice: "_Voice"
+    output: "_WorkerOutput"
 
 
-class _Voice:
+class _WorkerOutput:
     """The output of one worker. `rank`: None for one that is not shown, whose file is called `unranked`."""
 
     def __init__(self, folder: Path, worker: WorkerId, rank: Rank | None, unranked: str) -> None:
@@ -130,7 +130,7 @@ class OutputPump:
         self._stuck: set[Shown] = set()
         """Outputs that cannot take text at the moment."""
         self._disk = Background("regrow-logs")
-        self._voices: dict[WorkerId, _Voice] = {}
+        self._outputs: dict[WorkerId, _WorkerOutput] = {}
         self._selector = selectors.DefaultSelector()
         self._todo: deque[Callable[[], None]] = deque()
         self._changes: deque[Callable[[], None]] = deque()
@@ -158,7 +158,7 @@ class OutputPump:
             unranked: name of its file while it has no rank, instead of `standby-<worker>`.
             headed: its file begins with the next `head`; its earlier output follows after that.
         """
-        self._do(lambda: self._add(_Voice(self._folder, worker, rank, unranked), pipes, headed=headed))
+        self._do(lambda: self._add(_WorkerOutput(self._folder, worker, rank, unranked), pipes, headed=headed))
 
     def head(self, worker: WorkerId, text: str) -> None:
         """Write a heading of regrow into the worker's file."""
@@ -222,66 +222,66 @@ class OutputPump:
         while self._changes:
             self._changes.popleft()()
 
-    def _add(self, voice: _Voice, pipes: tuple[int, int], *, headed: bool) -> None:
-        self._voices[voice.worker] = voice
-        self._begin(voice)
+    def _add(self, output: _WorkerOutput, pipes: tuple[int, int], *, headed: bool) -> None:
+        self._outputs[output.worker] = output
+        self._begin(output)
         for source, target in zip(pipes, self._shown, strict=True):
             os.set_blocking(source, False)
-            stream = _Stream(source, target, bytearray(), voice)
-            voice.streams.append(stream)
-            voice.held.append(stream)
+            stream = _Stream(source, target, bytearray(), output)
+            output.streams.append(stream)
+            output.held.append(stream)
         if not headed:
-            self._take(voice)
+            self._take(output)
 
-    def _begin(self, voice: _Voice) -> None:
-        if self._tap is not None and voice.rank is not None:
-            self._tap.began(voice.worker, voice.rank)
+    def _begin(self, output: _WorkerOutput) -> None:
+        if self._tap is not None and output.rank is not None:
+            self._tap.began(output.worker, output.rank)
 
-    def _take(self, voice: _Voice) -> None:
-        while voice.held:
-            stream = voice.held.pop(0)
+    def _take(self, output: _WorkerOutput) -> None:
+        while output.held:
+            stream = output.held.pop(0)
             self._selector.register(stream.source, selectors.EVENT_READ, stream)
 
     def _head(self, worker: WorkerId, line: bytes) -> None:
-        if (voice := self._voices.get(worker)) is not None:
-            self._write_line(voice, line)
-            self._take(voice)
+        if (output := self._outputs.get(worker)) is not None:
+            self._write_line(output, line)
+            self._take(output)
 
     def _keep(self, worker: WorkerId, text: bytes) -> None:
-        if (voice := self._voices.get(worker)) is not None:
-            self._write_file(voice, text)
+        if (output := self._outputs.get(worker)) is not None:
+            self._write_file(output, text)
 
     def _place(self, worker: WorkerId, rank: Rank) -> None:
-        voice = self._voices.get(worker)
-        if voice is None or voice.rank == rank:
+        output = self._outputs.get(worker)
+        if output is None or output.rank == rank:
             return
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} worker {worker} takes rank {rank} ===\n".encode()
-        voice.rank = rank
-        self._begin(voice)
-        self._disk.do(partial(voice.move, rank))
-        self._write_line(voice, line)
+        output.rank = rank
+        self._begin(output)
+        self._disk.do(partial(output.move, rank))
+        self._write_line(output, line)
 
     def _hush(self, worker: WorkerId) -> None:
-        if (voice := self._voices.get(worker)) is not None:
-            voice.hushed = True
+        if (output := self._outputs.get(worker)) is not None:
+            output.hushed = True
 
     def _finish(self, worker: WorkerId) -> None:
-        voice = self._voices.pop(worker, None)
-        if voice is None:
+        output = self._outputs.pop(worker, None)
+        if output is None:
             return
-        self._take(voice)
-        for stream in list(voice.streams):
+        self._take(output)
+        for stream in list(output.streams):
             while self._read(stream):
                 pass
             self._end(stream)
         if self._tap is not None:
             self._tap.ended(worker)
-        self._disk.do(voice.close)
-        self._disk.do(partial(self._forget_old, voice))
+        self._disk.do(output.close)
+        self._disk.do(partial(self._forget_old, output))
 
-    def _forget_old(self, voice: _Voice) -> None:
+    def _forget_old(self, output: _WorkerOutput) -> None:
         """Remove old logs of standbys without a rank. Runs in the thread that writes to the disk."""
-        if (path := voice.unranked) is None:
+        if (path := output.unranked) is None:
             return
         self._unranked_logs.append(path)
         while len(self._unranked_logs) > _UNRANKED_KEPT:
@@ -289,48 +289,48 @@ class OutputPump:
                 self._unranked_logs.popleft().unlink()
 
     def _close(self) -> None:
-        for worker in list(self._voices):
+        for worker in list(self._outputs):
             self._finish(worker)
         self._closing = True
 
     def _read(self, stream: _Stream) -> bool:
         """Read one part; True if there may be more."""
-        if stream not in stream.voice.streams:
+        if stream not in stream.output.streams:
             return False
         try:
             part = os.read(stream.source, _READ_BYTES)
         except BlockingIOError:
             return False
         except OSError as error:
-            _log.warning("output of worker %s is lost: %s", stream.voice.worker, error)
+            _log.warning("output of worker %s is lost: %s", stream.output.worker, error)
             part = b""
         if not part:
             self._end(stream)
             return False
         self._make_changes()  # After reading, as the worker may have written this because of an order sent meanwhile.
-        self._write_file(stream.voice, part)
+        self._write_file(stream.output, part)
         self._show(stream, part)
-        if self._tap is not None and not stream.voice.hushed:
-            self._tap.feed(stream.voice.worker, stream.voice.rank, id(stream), part)
+        if self._tap is not None and not stream.output.hushed:
+            self._tap.feed(stream.output.worker, stream.output.rank, id(stream), part)
         return True
 
     def _end(self, stream: _Stream) -> None:
-        if stream not in stream.voice.streams:
+        if stream not in stream.output.streams:
             return
-        stream.voice.streams.remove(stream)
+        stream.output.streams.remove(stream)
         self._selector.unregister(stream.source)
         os.close(stream.source)
         if stream.partial:
             self._show(stream, b"\n")
 
-    def _write_line(self, voice: _Voice, line: bytes) -> None:
-        self._disk.do(partial(voice.keep, line, own_line=True))
+    def _write_line(self, output: _WorkerOutput, line: bytes) -> None:
+        self._disk.do(partial(output.keep, line, own_line=True))
 
-    def _write_file(self, voice: _Voice, text: bytes) -> None:
-        self._disk.do(partial(voice.keep, text))
+    def _write_file(self, output: _WorkerOutput, text: bytes) -> None:
+        self._disk.do(partial(output.keep, text))
 
     def _show(self, stream: _Stream, part: bytes) -> None:
-        prefix = stream.voice.prefix
+        prefix = stream.output.prefix
         if not self._forward or prefix is None:
             stream.partial.clear()
             return

@@ -50,7 +50,7 @@ class WorkerFactRelay:
         self._step_took = step_took
         self._commits: dict[WorkerId, facts.WorkerCommitted] = {}
 
-    def said(self, worker: Worker, fact: WorkerFact) -> None:
+    def received(self, worker: Worker, fact: WorkerFact) -> None:
         """A worker has sent a fact."""
         match fact:
             case facts.WorkerStaged() | ProducerServed():

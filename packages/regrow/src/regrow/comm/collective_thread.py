@@ -92,7 +92,7 @@ class CollectiveThread:
             self._failed(cause)
             promise.fail(cause)
         else:
-            promise.keep(submitted.result)
+            promise.complete(submitted.result)
 
     def end(self) -> None:
         """Let the thread end once all submitted calls have run or failed."""

@@ -22,16 +22,16 @@ class Flights:
         self._numbers = itertools.count()
         self._open: dict[int, str] = {}
         self._name = threading.local()
-        self._blind = self._lost = False
+        self._unseen_open = False
         self._unseen = 0
         self._idle: Seconds = 0.0
         self._idle_since: Instant | None = time.monotonic()
         """None while a collective is in flight."""
 
     @property
-    def blind(self) -> bool:
+    def any_unseen(self) -> bool:
         """True if some collectives run where their end is not visible."""
-        return self._blind
+        return self._unseen > 0
 
     @property
     def unseen(self) -> int:
@@ -39,10 +39,10 @@ class Flights:
         return self._unseen
 
     @property
-    def lost(self) -> bool:
+    def only_unseen(self) -> bool:
         """True if the training thread's state is unknown: no collective is visible, but others may be in flight."""
         with self._lock:
-            return self._lost and not self._open
+            return self._unseen_open and not self._open
 
     def idle(self) -> Seconds:
         """Time without a collective in flight since the process began; only differences of two calls are meaningful."""
@@ -77,27 +77,26 @@ class Flights:
             if oldest:
                 self._notify()
 
-    def lose_sight(self) -> None:
+    def begin_unseen(self) -> None:
         """Note that a collective begins whose end is not visible (on a GPU)."""
         with self._lock:
-            self._blind = True
             self._unseen += 1
-            if not self._lost:
-                self._lost = True
+            if not self._unseen_open:
+                self._unseen_open = True
                 self._notify()
 
-    def regain_sight(self, unseen: int) -> None:
+    def end_unseen(self, unseen: int) -> None:
         """Note that the first `unseen` of the invisible collectives are done; no effect if more have begun since."""
         with self._lock:
-            if self._lost and unseen == self._unseen:
-                self._lost = False
+            if self._unseen_open and unseen == self._unseen:
+                self._unseen_open = False
                 self._notify()
 
     def _notify(self) -> None:
         if self.show is not None:
             count = len(self._open)
             oldest = next(iter(self._open.values()), "")
-            self.show(UNKNOWN if self._lost and count == 0 else count, oldest)
+            self.show(UNKNOWN if self._unseen_open and count == 0 else count, oldest)
 
 
 FLIGHT = Flights()

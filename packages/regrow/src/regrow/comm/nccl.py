@@ -111,7 +111,7 @@ def _drain() -> None:
 at_exit(_leave)
 
 
-class Asked(Protocol):
+class CheckedGroup(Protocol):
     """A communicator that is checked for errors."""
 
     @property
@@ -133,11 +133,11 @@ class DeviceErrors:
         living: the present groups.
     """
 
-    def __init__(self, living: Sequence[Asked]) -> None:
+    def __init__(self, living: Sequence[CheckedGroup]) -> None:
         self._living = living
         self.report: Callable[[str], None] | None = None
         """Called with an error that no abort of regrow's has caused; once for each group. From a thread of its own."""
-        self._reported: list[Asked] = []
+        self._reported: list[CheckedGroup] = []
         self._asking: threading.Thread | None = None
 
     def watch(self) -> None:

@@ -1,8 +1,8 @@
 """Interfaces of code that observes a worker's collectives, or answers them in place of its peers.
 
 A call passes them in this order: `CallObserver.called`, wherever it will be answered; `CallTaker`, which may take it
-over; then, if peers answer it, `CallObserver.starts`, `Tape.given` and `CallObserver.answered`. Until the script's loop
-`SetUp` wraps these last ones; an echo, and `PastCalls`, take their place.
+over; then, if peers answer it, `CallObserver.starts`, `Tape.record` and `CallObserver.answered`. Until the script's
+loop `SetUp` wraps these last ones; an echo, and `PastCalls`, take their place.
 """
 
 from collections.abc import Callable, Iterable
@@ -77,7 +77,7 @@ class CallTaker(Protocol):
     past: PastCalls
     """Records the answers there, and repeats them for a worker that gets there later."""
 
-    def lone(self, call: AskedCollective) -> Any:
+    def work_of(self, call: AskedCollective) -> Any:
         """The work of a call that is taken over; None: call it like any other."""
 
 
@@ -88,7 +88,7 @@ Done = Callable[[], None]
 class Tape(Protocol):
     """Records the collectives of a body."""
 
-    def given(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
+    def record(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
         """Note a call of a collective. Call the result, if any, when the answer is in the tensors of `args`.
 
         Args:

@@ -109,7 +109,7 @@ class PastCalls:
 
     # --- recording ---------------------------------------------------------------------------------------------
 
-    def given(
+    def record(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Callable[[], None] | None:
         """Note a collective that all ranks answer. Call the result, if any, when the answer has arrived."""

@@ -237,7 +237,9 @@ class RegrowGroup(ProcessGroup):
             notify(name, self._count)
         between = self._groups.between
         if between is not None and self._coalescing is None and name not in POINT_TO_POINT:
-            work = between.lone(AskedCollective(name, self._count, self.echo is not None, self._answer, args, options))
+            work = between.work_of(
+                AskedCollective(name, self._count, self.echo is not None, self._answer, args, options)
+            )
             if work is not None:
                 return work
         return self._answer(name, args, options)
@@ -256,8 +258,8 @@ class RegrowGroup(ProcessGroup):
 
     def _recorded(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
         tape, past = self._groups.tape, self._groups.past
-        taped = tape.given(self.number, self._place, name, args, options) if tape is not None else None
-        noted = past.given(self, name, args, options) if past is not None and self.echo is None else None
+        taped = tape.record(self.number, self._place, name, args, options) if tape is not None else None
+        noted = past.record(self, name, args, options) if past is not None and self.echo is None else None
         if taped is None or noted is None:
             return taped or noted
         return lambda: (taped(), noted())[-1]

@@ -170,7 +170,7 @@ def finished_work(result: Any, *, source: int = -1) -> Work:
     """A finished work handle, with `result` as its value."""
     promise = Promise()
     promise.source.append(source)
-    promise.keep(result)
+    promise.complete(result)
     return promise.work()
 
 
@@ -180,7 +180,7 @@ def joint_work(works: list[Work]) -> Work:
 
     def end(all_done: "Future[Any]") -> None:
         try:
-            promise.keep([value for future in all_done.value() for value in future.value()])
+            promise.complete([value for future in all_done.value() for value in future.value()])
         except Exception as error:  # noqa: BLE001  whoever waits gets it
             promise.fail(next((found for work in works if (found := _misuse_of(work)) is not None), error))
 
@@ -219,7 +219,7 @@ class Promise:
         """The handle to wait on."""
         return PendingWork(self._future, self)
 
-    def keep(self, result: Any) -> None:
+    def complete(self, result: Any) -> None:
         """Complete the future with a result."""
         if self._then is not None:
             self._then(self.source[0] if self.source else -1)

@@ -122,7 +122,7 @@ class Board:
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
         return BoardReading(beats, step, calls, generation, Phase(phase))
 
-    def standing(self) -> int | None:
+    def body_beats(self) -> int | None:
         """For the worker itself: its signs of progress so far, while it is in a step's body or update; else None."""
         return self._beats if self._phase in IN_BODY else None
 

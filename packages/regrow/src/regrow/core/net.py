@@ -265,7 +265,7 @@ class ThreadServer:
     def _accept(self, listener: Listener) -> None:
         while True:
             try:
-                listener.sock.settimeout(self._send_away())
+                listener.sock.settimeout(self._close_unidentified())
                 sock = listener.accept()
             except (TimeoutError, ConnectionAbortedError):
                 continue
@@ -289,7 +289,7 @@ class ThreadServer:
                     sock.close()  # the caller may try again, when another thread can be started
                     _log.warning("%s: a connection cannot be served: %s", self._name, error)
 
-    def _send_away(self) -> Seconds | None:
+    def _close_unidentified(self) -> Seconds | None:
         """Close connections that stayed unknown too long; returns the time to the next look, None if none is left."""
         while True:
             with self._lock:

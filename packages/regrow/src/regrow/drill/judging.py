@@ -130,14 +130,14 @@ class JobRun(NamedTuple):
     seconds: Seconds
 
 
-def difference(struck: Ledger, alone: Ledger, *, unsaid: frozenset[Rank] = frozenset()) -> str:
+def difference(struck: Ledger, alone: Ledger, *, incomplete: frozenset[Rank] = frozenset()) -> str:
     """The first difference of two runs; empty if there is none.
 
-    Records of ranks in `unsaid` may lack steps: the newest lines of a killed agent are lost.
+    Records of ranks in `incomplete` may lack steps: the newest lines of a killed agent are lost.
     """
     mine, theirs = struck.numbers, alone.numbers
     for at in sorted(mine.keys() | theirs.keys()):
-        if at[1] in unsaid and (at not in mine or at not in theirs):
+        if at[1] in incomplete and (at not in mine or at not in theirs):
             continue
         if text := difference_at(mine, theirs, at):
             return text
@@ -175,7 +175,7 @@ def judge_struck(
     *,
     records: bool = True,
     kind: str = "",
-    unsaid: frozenset[Rank] = frozenset(),
+    incomplete: frozenset[Rank] = frozenset(),
 ) -> Judgement:
     """Judge a run with faults against the undisturbed one.
 
@@ -185,13 +185,13 @@ def judge_struck(
         blows: the faults of its plan.
         records: True if this node has the coordinator's records, which contain faults and incidents.
         kind: an incident of this kind must be in the records; empty: any.
-        unsaid: ranks whose newest records may be lost.
+        incomplete: ranks whose newest records may be lost.
     """
     if run.code is None:
         return failed(f"the training did not end within {run.seconds:.0f} s: {_open(run.ledger)}")
     if run.code != 0:
         return failed(f"the training ended with code {run.code}: {_open(run.ledger)}")
-    if text := difference(run.ledger, alone.ledger, unsaid=unsaid):
+    if text := difference(run.ledger, alone.ledger, incomplete=incomplete):
         return failed(f"not bitwise equal to the undisturbed run: {text}")
     if not records:
         return ok("this node's ranks are bitwise equal")

@@ -129,7 +129,7 @@ def node(ground: Ground) -> Judgement:
         [f"--hold={_HOLD}:held"],
         flags=flags,
         kind="node",
-        unsaid=lost,
+        incomplete=lost,
         meanwhile=kill_agent if hosts else None,
         evidence="held" if hosts else "",
     )
@@ -144,7 +144,7 @@ def _struck(
     mode: str = "ddp",
     flags: Sequence[str] = (),
     kind: str = "",
-    unsaid: frozenset[Rank] = frozenset(),
+    incomplete: frozenset[Rank] = frozenset(),
     meanwhile: Callable[[Callable[[], bool]], None] | None = None,
     evidence: str = "",
 ) -> Judgement:
@@ -155,7 +155,7 @@ def _struck(
     run = ground.train(name, [f"--mode={mode}", *arguments], steps=STEPS, flags=flags, blows=blows, meanwhile=meanwhile)
     if run.code == 0 and evidence and ground.settings.nodes == 1 and not (ground.folder / evidence).exists():
         return failed("the script of the training did not come to where it is struck")
-    return judge_struck(run, alone, blows, records=ground.settings.leads, kind=kind, unsaid=unsaid)
+    return judge_struck(run, alone, blows, records=ground.settings.leads, kind=kind, incomplete=incomplete)
 
 
 def _ended(run: JobRun) -> str:

@@ -154,7 +154,7 @@ class Hydration:
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
             self._do_beside()  # if there was nothing to receive
             self._say_done()
-            incoming.settle()
+            incoming.copy_straightened()
             self._sink.finish()
             seconds = time.monotonic() - started
             ways = merged([*(flow.way() for flow in self._flows), *self._unused])

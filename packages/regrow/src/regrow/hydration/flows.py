@@ -200,7 +200,7 @@ def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> Non
         flow.missing = [*(span for chunk in left for span in chunk), *wanted]
         flow.bad = len(bad)
         turn.leave(flow)
-        landing.settle()
+        landing.await_landed()
 
 
 def _bring(flow: Flow, room: memoryview, until: Instant) -> bool:

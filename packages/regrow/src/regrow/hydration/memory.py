@@ -172,7 +172,7 @@ class Incoming:
             self._behind.hold(stream)
         return stream
 
-    def settle(self) -> None:
+    def copy_straightened(self) -> None:
         """After everything has arrived, copy the tensors that could not be received in place."""
         with torch.no_grad():
             for name, tensor in self._crooked.items():
@@ -230,7 +230,7 @@ class Landing:
             self._under_way.append(StreamPoint(devices))
         self._landed += 1
 
-    def settle(self) -> None:
+    def await_landed(self) -> None:
         """Wait until all landed chunks are in their tensors. Raises the device's error."""
         while self._under_way:
             self._under_way.popleft().wait()

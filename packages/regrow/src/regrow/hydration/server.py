@@ -102,7 +102,7 @@ class HydrationServer:
         self.endpoint = ""
         self.ways: list[str] = []
         """Endpoints at the further addresses."""
-        self.unheard: list[str] = []
+        self.failed_addresses: list[str] = []
         """Further addresses at which listening failed, with the reason."""
 
     def __enter__(self) -> "HydrationServer":
@@ -127,7 +127,7 @@ class HydrationServer:
             try:
                 further = listen("hydrate", None, bind=address, advertise=address)
             except OSError as error:
-                self.unheard.append(f"state cannot be read at {address}: {error.strerror or error}")
+                self.failed_addresses.append(f"state cannot be read at {address}: {error.strerror or error}")
                 continue
             self._servers.append(ThreadServer("regrow-hydrate", self._attend))
             self.ways.append(self._servers[-1].open(further))

@@ -141,11 +141,11 @@ def describe(spec: JobSpec, address: str, token: str, *, command: list[str], log
 def write_entry(job_dir: Path, entry: JobEntry) -> None:
     """Replace `job.json` atomically, mode 0600. Raises `OSError`."""
     path = job_dir / JOB_FILE
-    draft = path.with_suffix(f".{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
-    draft.replace(path)
+    temporary.replace(path)
 
 
 def read_entry(job_dir: Path) -> JobEntry | None:

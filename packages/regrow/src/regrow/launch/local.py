@@ -141,15 +141,15 @@ class _Launch:
 
     async def _run_in(self, job: JobId, job_dir: Path) -> tuple[EndJob, str]:
         with folder.hold_checkpoints(self._plan.checkpoint_dir or ""):
-            return await self._run_with(self._settled(job), job_dir)
+            return await self._run_with(self._complete_spec(job), job_dir)
 
-    def _settled(self, job: JobId) -> JobSpec:
+    def _complete_spec(self, job: JobId) -> JobSpec:
         """The specification for all processes, with the owner of the checkpoints filled in. Raises `UsageError`."""
         spec = msgspec.structs.replace(self._plan.spec, job=job)
         if self._plan.checkpoint_dir is None:
             return spec
         new = ownership.new_lineage(job, time.time())
-        lineage = ownership.settle(self._plan.checkpoint_dir, self._plan.resume, new, note=self._console.say)
+        lineage = ownership.choose_lineage(self._plan.checkpoint_dir, self._plan.resume, new, note=self._console.say)
         self._lineage = lineage
         return msgspec.structs.replace(spec, lineage=lineage)
 

@@ -116,7 +116,7 @@ class Checkpoints:
             return self._state.deadline
         return self._next_at
 
-    def not_due(self) -> None:
+    def stop_schedule(self) -> None:
         """The job has stopped training: begin no further checkpoint on schedule."""
         self._next_at = None
 
@@ -186,7 +186,7 @@ class Checkpoints:
         step = self._wanted
         if not self._spec.checkpoint_every or not step:
             return True
-        return any(done is not None and done >= step for done in self._settled)
+        return any(done is not None and done >= step for done in self._done)
 
     @property
     def may_be_behind(self) -> bool:
@@ -195,10 +195,10 @@ class Checkpoints:
 
     def is_news(self, step: StepNo) -> bool:
         """True if this step is later than every step that was written or given up."""
-        return all(done is None or step > done for done in self._settled)
+        return all(done is None or step > done for done in self._done)
 
     @property
-    def _settled(self) -> tuple[StepNo | None, StepNo | None]:
+    def _done(self) -> tuple[StepNo | None, StepNo | None]:
         """The newest step on disk, None if it cannot be read, and the newest one that was given up."""
         return None if self._written in self._refused else self._written, self._given_up
 
@@ -284,8 +284,8 @@ class Checkpoints:
         seen: set[str] = set()
         for rank, name in sorted(self._roster.places.items()):
             worker = self._roster.workers[name]
-            stands = halted_at is None or (worker.stage is Stage.HALTED and worker.state_at == halted_at)
-            if stands and worker.holding not in seen:
+            counts = halted_at is None or (worker.stage is Stage.HALTED and worker.state_at == halted_at)
+            if counts and worker.holding not in seen:
                 seen.add(worker.holding)
                 yield rank, worker
 

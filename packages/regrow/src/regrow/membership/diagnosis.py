@@ -360,7 +360,7 @@ def taken_over(world: int) -> str:
     return f"the coordinator works again: {world} {'rank' if world == 1 else 'ranks'}, none of them was touched"
 
 
-def not_standing() -> str:
+def not_all_training() -> str:
     """After a takeover: the agents have answered, but some rank does not train."""
     return "the coordinator works again, but not every rank was in its generation"
 

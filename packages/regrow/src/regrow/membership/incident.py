@@ -124,7 +124,7 @@ class Incidents:
         self.pauses: dict[str, Seconds] = {}
         """Duration of the last planned change of each kind."""
 
-    def goes_on(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
+    def found_intact(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
         """A new coordinator finds an intact world: an open incident ends when `ranks` have committed."""
         if self.open is None:
             return []
@@ -259,8 +259,8 @@ class Incidents:
         if self.open is None:
             return []
         self.open.waiting_for.discard(rank)
-        stands = self.open.resumed_at is not None
-        return self._close(generation, now) if stands and not self.open.waiting_for else []
+        resumed = self.open.resumed_at is not None
+        return self._close(generation, now) if resumed and not self.open.waiting_for else []
 
     def _close(self, generation: Generation, now: Instant) -> list[Record]:
         incident, self.open = self.open, None

@@ -126,7 +126,7 @@ class Membership:
             self.decide(event, now)
         return self._orders.take()
 
-    def unsaid(self) -> list[Command]:
+    def undelivered(self) -> list[Command]:
         """Return the commands decided before the machine failed on a fact."""
         return self._orders.take()
 
@@ -176,7 +176,7 @@ class Membership:
                 pass  # Only the part that requested the report uses it.
             case _:
                 self._workers.apply(event, now)
-        self._settle(now)
+        self._make_transitions(now)
 
     def take_over(
         self,
@@ -192,14 +192,14 @@ class Membership:
                 self._resizing.draining(notice, now)
             self._resizing.moves.move, self._resizing.moves.unfit = self._memory.move, dict(self._memory.quarantined)
             self._stopping.recalled(now)
-        self._settle(now)
+        self._make_transitions(now)
         return self._orders.take()
 
     def remember(self) -> JobMemory:
         """Return the knowledge about the job that a successor cannot get from the agents."""
         return self._succession.remember(self._resizing.moves.move)
 
-    def _settle(self, now: Instant) -> None:
+    def _make_transitions(self, now: Instant) -> None:
         """Make all transitions that the present knowledge allows."""
         job = self._job
         while not isinstance(job.state, Ended):
@@ -326,7 +326,7 @@ class Membership:
             case Restarting() if short is not None and now >= short + self.spec.node_deadline:
                 self._regroup.give_up(now)
             case Closing(again_at=at) if now >= at:
-                self._generations.let_on(now)
+                self._generations.release_from_loop(now)
             case Releasing() if late:
                 self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, deadlines.LAST_ACTS_S, self._job.step), now)
             case Releasing(again_at=at) if now >= at:
@@ -394,6 +394,6 @@ class Membership:
         if isinstance(state, Training):
             self._checkpoints.training(job.step, now)
         elif isinstance(state, Saving | Retaining) or (isinstance(state, Waiting) and state.saving):
-            self._checkpoints.not_due()
+            self._checkpoints.stop_schedule()
         else:
             self._checkpoints.interrupted()

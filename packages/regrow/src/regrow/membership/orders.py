@@ -239,7 +239,7 @@ class Orders:
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(orders.ReleaseWorker(worker.worker))
 
-    def let_on(self) -> None:
+    def release_from_loop(self) -> None:
         """Let every worker of the generation leave its loop, or continue after it."""
         self._out.extend(
             orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.placed(*IN_GENERATION)

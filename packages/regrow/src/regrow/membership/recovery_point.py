@@ -33,7 +33,7 @@ class SurvivorState:
     verified: StepNo = NO_STATE
 
 
-def standing(worker: WorkerRecord) -> SurvivorState:
+def survivor_state(worker: WorkerRecord) -> SurvivorState:
     """The state of a worker, with its step."""
     rank = worker.rank if worker.rank is not None else Rank(-1)
     return SurvivorState(rank, worker.holding, worker.state_at, worker.node, worker.ready, worker.verified)
@@ -72,14 +72,14 @@ class Uncovered:
 Copies = Mapping[NodeId, Sequence[KeptCopy]]
 
 
-def newest(standings: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]:
+def newest(survivors: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]:
     """The newest step that survivors have or can reach, and those survivors. `NO_STATE` if none has any state.
 
     With several holdings, a rank that lacks the state after a step may find no rank to receive it from; therefore such
     steps are voted for. If one survivor has it, the others are ready. If all are ready, the step is made, because a
     rank that has died may have made it.
     """
-    alive = [each for each in standings if each.state_at != NO_STATE]
+    alive = [each for each in survivors if each.state_at != NO_STATE]
     if not alive:
         return NO_STATE, frozenset()
     step = max(each.state_at for each in alive)
@@ -91,61 +91,61 @@ def newest(standings: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]
     return step, reached
 
 
-def decide(standings: Sequence[SurvivorState], copies: Copies) -> Start | Uncovered:
+def decide(survivors: Sequence[SurvivorState], copies: Copies) -> Start | Uncovered:
     """Decide at which step to start, and from which state."""
-    step, reached = newest(standings)
+    step, reached = newest(survivors)
     if step == NO_STATE:
-        return _go_back(standings, copies, step)
-    living = {each.holding for each in standings if each.rank in reached}
-    lacking = [each for each in standings if each.holding not in living]
+        return _go_back(survivors, copies, step)
+    living = {each.holding for each in survivors if each.rank in reached}
+    lacking = [each for each in survivors if each.holding not in living]
     sources = {each.rank: _source(each, copies, step) for each in lacking}
     if all(sources.values()):
         return Start(step, reached, {rank: source for rank, source in sources.items() if source is not None})
-    return _go_back(standings, copies, step)
+    return _go_back(survivors, copies, step)
 
 
-def go_back(standings: Sequence[SurvivorState], doubted: StepNo) -> Start | None:
+def go_back(survivors: Sequence[SurvivorState], doubted: StepNo) -> Start | None:
     """The newest state on which replicas agreed and of which every holding exists; None: there is none.
 
     Args:
         doubted: after the last agreement and up to this step, a state is trusted only as a verified copy.
     """
-    holdings = {each.holding for each in standings}
-    for step in sorted({each.verified for each in standings if each.verified != NO_STATE}, reverse=True):
+    holdings = {each.holding for each in survivors}
+    for step in sorted({each.verified for each in survivors if each.verified != NO_STATE}, reverse=True):
         # A rank at an earlier step is there by an earlier attempt to go back.
-        have = [each for each in standings if each.verified == step or each.state_at == step < doubted]
+        have = [each for each in survivors if each.verified == step or each.state_at == step < doubted]
         if {each.holding for each in have} == holdings:
             return Start(step, frozenset(each.rank for each in have), rewind=True)
     return None
 
 
-def needs_copies(standings: Sequence[SurvivorState]) -> bool:
+def needs_copies(survivors: Sequence[SurvivorState]) -> bool:
     """True if the living workers do not have the whole state."""
-    step, reached = newest(standings)
-    living = {each.holding for each in standings if each.rank in reached}
-    return step == NO_STATE or any(each.holding not in living for each in standings)
+    step, reached = newest(survivors)
+    living = {each.holding for each in survivors if each.rank in reached}
+    return step == NO_STATE or any(each.holding not in living for each in survivors)
 
 
-def _go_back(standings: Sequence[SurvivorState], copies: Copies, step: StepNo) -> Start | Uncovered:
+def _go_back(survivors: Sequence[SurvivorState], copies: Copies, step: StepNo) -> Start | Uncovered:
     steps = sorted({copy.step for held in copies.values() for copy in held}, reverse=True)
     for candidate in steps:
         if step != NO_STATE and candidate > step:
             continue
-        stay = frozenset(each.rank for each in standings if each.state_at == candidate)
-        sources = {each.rank: _source(each, copies, candidate) for each in standings if each.rank not in stay}
+        stay = frozenset(each.rank for each in survivors if each.state_at == candidate)
+        sources = {each.rank: _source(each, copies, candidate) for each in survivors if each.rank not in stay}
         if all(sources.values()):
             return Start(candidate, stay, {rank: source for rank, source in sources.items() if source is not None})
-    living = {each.holding for each in standings if each.state_at != NO_STATE}
-    return Uncovered(step, tuple(each.rank for each in standings if each.holding not in living))
+    living = {each.holding for each in survivors if each.state_at != NO_STATE}
+    return Uncovered(step, tuple(each.rank for each in survivors if each.holding not in living))
 
 
-def _source(standing: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder | None:
+def _source(survivor: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder | None:
     """The nearest copy: one of this rank before a replica's, one on the rank's own node before another."""
     found = [
-        (copy.rank != standing.rank, node != standing.node, node, copy.rank)
+        (copy.rank != survivor.rank, node != survivor.node, node, copy.rank)
         for node, held in copies.items()
         for copy in held
-        if copy.step == step and copy.holding == standing.holding
+        if copy.step == step and copy.holding == survivor.holding
     ]
     if not found:
         return None

@@ -259,7 +259,7 @@ class RestartableMachine:
             self._takeover.receive(event, now)
         asked = [ReportNode(node, self._takeovers) for node in self._joined]
         # The failed machine's orders are dropped; its records describe the past and are kept.
-        past = [command for command in self.machine.unsaid() if isinstance(command, record.Record)]
+        past = [command for command in self.machine.undelivered() if isinstance(command, record.Record)]
         note = record.Noted(at=now, text=say.coordinator_failed(error), worker=None)
         return [*past, note, *answer, *asked, *self._finish(self._takeover, now)]
 

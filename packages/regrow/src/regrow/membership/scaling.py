@@ -318,7 +318,7 @@ def failing_together(roster: Roster) -> dict[NodeId, str]:
     return {each.node: f"rack {each.domain}" if each.domain else f"node {each.node}" for each in roster.nodes.values()}
 
 
-def standing_at(roster: Roster) -> dict[Rank, NodeId]:
+def nodes_of_ranks(roster: Roster) -> dict[Rank, NodeId]:
     """Nodes of the living ranks."""
     return {each.rank: each.node for each in roster.placed() if each.rank is not None and each.living}
 

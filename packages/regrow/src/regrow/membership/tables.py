@@ -37,18 +37,18 @@ class Tables:
 
     def __init__(self) -> None:
         self.newest: GenerationTable | None = None
-        self._stood: GenerationTable | None = None
+        self._formed_table: GenerationTable | None = None
         self.number = 0
         """Number of the newest table."""
 
     def spread(self, head: TableHead, nodes: Sequence[NodeRecord], members: list[Member]) -> list[TableOrder]:
         """Orders that distribute a new table to these nodes; gives the table its number."""
         self.number += 1
-        since = 0 if self._stood is None else self._stood.head.number
+        since = 0 if self._formed_table is None else self._formed_table.head.number
         head = msgspec.structs.replace(head, number=self.number, since=since)
         table = self.newest = GenerationTable(head, [node.store for node in nodes], members)
         know = [node for node in nodes if since and node.table == since]
-        change = None if self._stood is None or not know else difference(self._stood, table)
+        change = None if self._formed_table is None or not know else difference(self._formed_table, table)
         if change is None or not _is_little(change, table, len(know)):
             return _pass_on(table, [], nodes)
         others = [node for node in nodes if node.table != since]
@@ -59,9 +59,9 @@ class Tables:
         self.newest = table
         self.number = max(number, 0 if table is None else table.head.number)
 
-    def stands(self, nodes: Sequence[NodeRecord]) -> None:
+    def formed(self, nodes: Sequence[NodeRecord]) -> None:
         """All workers have joined the newest generation, so the agents of these nodes have its table."""
-        self._stood = self.newest
+        self._formed_table = self.newest
         for node in nodes:
             node.table = self.number
 

@@ -386,7 +386,7 @@ class Workers:
             if incidents.open is not None:
                 return
         self._corruption.suspects.gone_on(now)
-        if reported := self._ladder.losses.passed():
+        if reported := self._ladder.losses.take_passed():
             self._orders.note(reported, now, worker)
 
 

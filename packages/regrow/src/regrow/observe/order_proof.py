@@ -70,7 +70,7 @@ class _Prover:
 
     def __init__(self, runs: Sequence[RunRecords]) -> None:
         self.proof, self._runs = Proof([run.name for run in runs]), runs
-        self.settled: dict[StepNo, _Step] = {}
+        self.determined: dict[StepNo, _Step] = {}
         self._history = History(runs)
         self._doubts: dict[str, list[StepNo]] = {}
         self._counts: SampleCounts | None = None
@@ -100,7 +100,7 @@ class _Prover:
 
     def _look_at(self, reads: StepReads) -> None:
         self._look_for_ranks(reads)
-        step = self._settle(reads)
+        step = self._find_shares(reads)
         self._look_at_times_before(reads)
         order = self._order(reads)
         if step is not None:
@@ -108,7 +108,7 @@ class _Prover:
             self._look_at_change(step)
         self._follow(reads, step, order)
         if step is not None:
-            self.settled[reads.step] = self._former = step
+            self.determined[reads.step] = self._former = step
 
     def _look_for_ranks(self, reads: StepReads) -> None:
         """Check that every rank of the world that determines this step has a record of it."""
@@ -127,7 +127,7 @@ class _Prover:
                 share = self._former.share_of(missing.rank) if self._former is not None else None
                 self.find(reads, "share missing", text, share=share, rank=missing.rank)
 
-    def _settle(self, reads: StepReads) -> _Step | None:
+    def _find_shares(self, reads: StepReads) -> _Step | None:
         """Determine the shares that were read; None if that is impossible."""
         reported = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
         for rank in sorted(reads.counted.keys() - reported.keys()):
@@ -313,13 +313,13 @@ def _compare(one: _Prover, other: _Prover) -> None:
     if theirs.verdict is not Verdict.PROVEN:
         proof.reasons.append(f"{name}, with which it is compared, is itself {theirs.verdict}")
     for mine, others, where in ((one, other, "these runs"), (other, one, name)):
-        alone = sorted(mine.settled.keys() - others.settled.keys())
+        alone = sorted(mine.determined.keys() - others.determined.keys())
         if alone:
             proof.reasons.append(f"{spans(alone)}: only in {where}")
     blind = []
-    for number in sorted(one.settled.keys() & other.settled.keys()):
+    for number in sorted(one.determined.keys() & other.determined.keys()):
         before = sum(proof.causes.values())
-        if not _compare_step(one, one.settled[number], other.settled[number], name):
+        if not _compare_step(one, one.determined[number], other.determined[number], name):
             blind.append(number)
         elif sum(proof.causes.values()) == before:
             proof.compared += 1

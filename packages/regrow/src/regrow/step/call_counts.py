@@ -42,7 +42,7 @@ class CallCounts:
         if self._counting and size == world > 1:
             self._calls += 1
 
-    def asks(self) -> bool:
+    def must_vote(self) -> bool:
         """At the update: True if ranks must vote."""
         self._counting = False
         if self._alone:
@@ -60,7 +60,7 @@ class CallCounts:
         behind = self._least is None and self._generation != self._first
         return not self._alone and behind and self._calls == 0 and self._ever > 0 and self._bodies >= _SURE
 
-    def whole(self) -> None:
+    def completed(self) -> None:
         """Count a body that ended without an error."""
         self._counting = False
         if self._alone:

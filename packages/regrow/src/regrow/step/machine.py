@@ -205,7 +205,7 @@ class Transaction:
             case _:
                 return self.fail()
 
-    def rest(self) -> None:
+    def end_without_update(self) -> None:
         """End a body without an update or an error: the state stays at its step."""
         if isinstance(self.state, Computing):
             self.state = Idle(self.state.step)

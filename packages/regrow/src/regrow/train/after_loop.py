@@ -39,8 +39,8 @@ class AfterLoop:
         if not worker.over:
             return
         self._begun = True
-        self._loop.over()
-        state.between.over(worker.step)
+        self._loop.loops_left()
+        state.between.after_last_step(worker.step)
         state.variables.leave(over=True)
         worker.groups.on_leaving = self.end
         at_exit(self.end)
@@ -72,7 +72,7 @@ class AfterLoop:
     def recovered(self) -> None:
         """Called in a new generation: a worker still in a loop that all others have left has nothing to run again."""
         if self._loop.context.worker.over and not self._begun:
-            self._loop.over()
+            self._loop.loops_left()
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
         """Wait until no rank needs this worker, which runs no more steps.

@@ -43,7 +43,7 @@ class _Unsent(NamedTuple):
     own: Seconds
 
 
-class _Untold(NamedTuple):
+class _PendingCommit(NamedTuple):
     """A commit whose numbers and errors are still on the device: reported when the device has passed `point`."""
 
     fact: facts.WorkerCommitted
@@ -73,7 +73,7 @@ class Announcing:
         self._unsent: _Unsent | None = None
         self._late: dict[str, LateNumber] = {}
         """Numbers on the device that the newest step has logged."""
-        self._untold: deque[_Untold] = deque()
+        self._pending: deque[_PendingCommit] = deque()
         self._last: dict[str, float] | None = None
         """Numbers of the last reported step; None before the first report."""
 
@@ -92,7 +92,7 @@ class Announcing:
 
         Numbers on a device are sent only if it has computed all of them by now.
         """
-        self.settle()
+        self.report_finished()
         if step is None or step.committed or self._worker.world == 1:
             return
         ours = [value for value in step.staged.values() if _on_device(value)]
@@ -142,7 +142,7 @@ class Announcing:
         """Report the newest commit, and earlier ones, as soon as the device has finished them."""
         unsent, self._unsent = self._unsent, None
         if unsent is None:
-            self.settle()
+            self.report_finished()
             return
         if unsent.adopted:
             self.flush()  # `_own` compares this step's numbers with those of the step before
@@ -154,21 +154,21 @@ class Announcing:
 
     def announce(self, fact: facts.WorkerCommitted, numbers: Mapping[str, float | LateNumber] | None = None) -> None:
         """Report a commit once the device has finished the step; `numbers`: its metrics."""
-        self._untold.append(_Untold(fact, numbers or {}, self.accelerator.point()))
+        self._pending.append(_PendingCommit(fact, numbers or {}, self.accelerator.point()))
         if self._worker.body.in_flight:  # a collective cut off by an abort would look finished
             self.accelerator.wait()
             self.flush()
             return
-        self.settle()
-        if self._untold:
-            newest = self._untold[-1]
+        self.report_finished()
+        if self._pending:
+            newest = self._pending[-1]
             known = {n: v for n, v in newest.numbers.items() if not isinstance(v, LateNumber) or v.known()}
             said = (fact.worker, fact.generation, fact.step, _values(known), fact.parts, fact.data)
             self._worker.send(facts.WorkerStaged(*said, untold=True))
 
-    def settle(self) -> None:
+    def report_finished(self) -> None:
         """Report the commits that the device has finished. Raises the device's error if it has failed."""
-        while self._untold and (len(self._untold) > _AHEAD or self._untold[0].point.passed()):
+        while self._pending and (len(self._pending) > _AHEAD or self._pending[0].point.passed()):
             self._announce_oldest()
 
     def flush(self) -> None:
@@ -176,7 +176,7 @@ class Announcing:
 
         Raises the device's error if it has failed.
         """
-        while self._untold:
+        while self._pending:
             self._announce_oldest()
 
     def flushed(self, error: Exception) -> Exception:
@@ -188,10 +188,10 @@ class Announcing:
         return error
 
     def _announce_oldest(self) -> None:
-        self._untold[0].point.wait()
-        fact, numbers, _ = self._untold[0]
+        self._pending[0].point.wait()
+        fact, numbers, _ = self._pending[0]
         self._last = _values(numbers)
-        self._untold.popleft()
+        self._pending.popleft()
         self._worker.send(msgspec.structs.replace(fact, metrics=self._last))
         _log.info("step %d: %s", fact.step, self._last)
 

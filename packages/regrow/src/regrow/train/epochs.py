@@ -85,10 +85,10 @@ class Epochs:
         """
         if self._step is not None and not self._step.rehearsal:
             return self._step.number // self.length
-        return max(0, min(self._stands, self._until - 1)) // self.length
+        return max(0, min(self._steps_done, self._until - 1)) // self.length
 
     @property
-    def _stands(self) -> int:
+    def _steps_done(self) -> int:
         return self._loop.worker.step - self._loop.began
 
     def run(self) -> Iterator[Epoch]:
@@ -108,7 +108,7 @@ class Epochs:
 
     def walked(self, iterator: Iterator[object]) -> None:
         """Note that the script iterates over this too: code that counts its items counts steps."""
-        self._loop.turns.goes_through(iterator)
+        self._loop.turns.add_iterator(iterator)
 
     def steps_of_turn(self, turn: Epoch) -> Iterator[Step]:
         """The steps of an epoch. Raises `UsageError` if it is not the present one, or was iterated before."""
@@ -119,7 +119,7 @@ class Epochs:
         pending, self._pending = self._pending, None
         if pending is not None:
             yield pending
-        while not self._stands_at_end():
+        while not self._is_at_end():
             step = next(self._steps, None)
             if step is None:
                 # The training is over. The others have run the code after this epoch: here it runs alone, and its
@@ -133,13 +133,13 @@ class Epochs:
             yield step
         self._ended = True
 
-    def _stands_at_end(self) -> bool:
+    def _is_at_end(self) -> bool:
         """True if the last step given is committed, ends its epoch, and the state is the one right after it.
 
         If the state has gone back meanwhile, steps of this epoch are still to be run.
         """
         step = self._step
-        if step is None or not step.committed or self._stands != step.number + 1:
+        if step is None or not step.committed or self._steps_done != step.number + 1:
             return False
         return (step.number + 1) % self.length == 0 or step.number + 1 >= self._until
 
@@ -147,7 +147,7 @@ class Epochs:
         """True if no epoch follows. The last step may be run again until all ranks have passed the code after it."""
         if self._step is None and self._turn is None:
             return self._until == 0
-        if self._stands >= self._until:
+        if self._steps_done >= self._until:
             self._pending = next(self._steps, None)
             self._loop.turns.forget()  # a loop of epochs has asked: its next iteration is not that step again
             return self._pending is None

@@ -24,7 +24,7 @@ from regrow.train.restartable import RestartableCalls
 from regrow.train.script.body_bindings import BodyBindings
 from regrow.train.script.callers import script_frames
 from regrow.train.script.expected_calls import may_call_collectives
-from regrow.train.script.next_turn import Turns
+from regrow.train.script.next_turn import LoopIterations
 from regrow.train.script_place import ScriptPlace
 from regrow.train.step import Step
 from regrow.train.worker.accelerator import accelerator_of
@@ -52,10 +52,10 @@ class StepLoop(ScriptPlace):
         self.started = self._looping = self.left = False
         self._attempts: dict[StepNo, int] = {}
         self._preparation, self._announcing = Preparation(self.context), Announcing(worker)
-        worker.body.waits = self._announcing.settle
+        worker.body.waits = self._announcing.report_finished
         worker.body.ready = lambda: self._announcing.ready(self._latest, self.context.batches)
         self._latest: Step | None = None
-        self.turns = Turns(self._stands_for_latest, sends=worker.rewrites)
+        self.turns = LoopIterations(self._set_latest, sends=worker.rewrites)
         self._echoing = contextlib.ExitStack()
         self._owing = False
         """True if this worker has reported an error after its update, and so waits for the next membership."""
@@ -81,7 +81,7 @@ class StepLoop(ScriptPlace):
             raise UsageError(f"{what} is not one of several", hint="let session.trainings go over session.steps")
         if self.invariant and what != STEPS:
             raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
-        self.started = self.context.settled() is not None
+        self.started = self.context.built_state() is not None
         self.modules.complete()
 
     def arrive(self) -> None:
@@ -106,10 +106,10 @@ class StepLoop(ScriptPlace):
         batches, worker = self.context.data(), self.worker
         end = self.began + until
         worker.groups.take_over(self.restartables)
-        variables = self.context.settled().variables
+        variables = self.context.built_state().variables
         variables.answers, variables.receive_answers = self.restartables.past.encoded, self.restartables.past.receive
         if worker.rehearses and until > 0:
-            self.turns.asks(sys._getframe(1))
+            self.turns.requests_step(sys._getframe(1))
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())
             self._rehearsal.prove_loader()
@@ -123,7 +123,7 @@ class StepLoop(ScriptPlace):
             if not (yield from self.replay()):
                 self.recover()
             while (more := worker.step < end and not self.context.others_left) or not self.ends():
-                self.turns.asks(sys._getframe(1))
+                self.turns.requests_step(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
                     self._at_boundary = False
@@ -167,7 +167,7 @@ class StepLoop(ScriptPlace):
         worker, state = self.worker, self.context.protected()
         if self.recover_if_halted():
             return None
-        self.restartables.passed()
+        self.restartables.next_step_begins()
         if not worker.pass_boundary():
             self.recover()
             return None
@@ -176,7 +176,7 @@ class StepLoop(ScriptPlace):
         if not self.agrees():
             return None
         self._preparation.checkpoint()
-        self._announcing.settle()
+        self._announcing.report_finished()
         try:
             batch = self._preparation.fetch(number)
         except Exception as error:
@@ -253,7 +253,7 @@ class StepLoop(ScriptPlace):
                 self._rehearsal.ended()
                 if self.worker.body.commit(self.modules.share_buffers):
                     # A generation that is over is left only after the code that follows the step has run.
-                    self._settled(step)
+                    self._committed_itself(step)
                     return False
                 error = GenerationHalted(f"step {step.number} was given up")
             except Exception as fault:  # noqa: BLE001  an error of the commit is reported like one of the body
@@ -264,13 +264,13 @@ class StepLoop(ScriptPlace):
         if self.worker.body.complete:
             # The step has made all its changes, so the error belongs to the code after it.
             self.worker.body.conclude()
-            self._settled(step)
+            self._committed_itself(step)
             self._owing = self.worker.body.abort(error, self.context.protected())
             self.settling.cut_off(self.modules, error)
             return self._owing
         return self.failed(error, step)
 
-    def _settled(self, step: Step) -> None:
+    def _committed_itself(self, step: Step) -> None:
         """Note that this worker committed the step itself: the code that follows belongs to it."""
         self.committed(step)
         if self.worker.rehearses:
@@ -340,7 +340,7 @@ class StepLoop(ScriptPlace):
         if worker.restart_index and worker.step == self._latest.at + 1:
             between.resumed(worker.step)
         else:
-            between.stands()
+            between.effects_included()
             self.restartables.skip()
 
     def announce(self, fact: WorkerCommitted) -> None:
@@ -353,7 +353,7 @@ class StepLoop(ScriptPlace):
 
     def agrees(self, *, last: bool = False) -> bool:
         """True if this rank's replicas have the same state, or were not compared; False: there is a new membership."""
-        self.restartables.passed()
+        self.restartables.next_step_begins()
         try:
             if self.worker.compare(last=last):
                 return True
@@ -383,6 +383,6 @@ class StepLoop(ScriptPlace):
         self._announcing.send()
         self._announcing.flush()
 
-    def over(self) -> None:
+    def loops_left(self) -> None:
         """Called when all ranks have left their loops: no step runs again."""
-        self.restartables.over()
+        self.restartables.loops_left()

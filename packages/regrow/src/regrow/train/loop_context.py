@@ -47,7 +47,7 @@ class LoopContext:
         """Reason that the script gives for keeping the world's size; empty: none."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
-        self._stood = (worker.rank, worker.world)
+        self._last_place = (worker.rank, worker.world)
         """Rank and world size for which device meshes are made."""
         self._said_apart: set[str] = set()
         self._unprotected = ""
@@ -108,12 +108,12 @@ class LoopContext:
         self.follow_place()
         if self.batches is not None:
             self.batches.seek(self.worker.step)
-        return self.regroups.stand(self.protected())
+        return self.regroups.call_after_hooks(self.protected())
 
     def follow_place(self) -> None:
         """Update device meshes and the share of the data if this worker's rank or world has changed."""
-        before, self._stood = self._stood, (self.worker.rank, self.worker.world)
-        if before != self._stood:
+        before, self._last_place = self._last_place, (self.worker.rank, self.worker.world)
+        if before != self._last_place:
             device_mesh.resize(
                 self.objects, unit=self.worker.unit, before=before[1], world=self.worker.world, rank=self.worker.rank
             )
@@ -122,7 +122,7 @@ class LoopContext:
     def tell_change(self) -> None:
         """In a new generation, call the script's hooks if the world's size has changed."""
         change = self.worker.waiting.take_change()
-        self.draws.stands(change)
+        self.draws.regrouped(change)
         self.hooks.notify(change, self.worker.step)
 
     @property
@@ -136,7 +136,7 @@ class LoopContext:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self.state
 
-    def settled(self) -> ProtectedState:
+    def built_state(self) -> ProtectedState:
         """The protected state as the loop begins, when all ranks have built its objects. Raises `UsageError`."""
         for graph in self.protected().graphs():
             graph.settle()
@@ -155,7 +155,7 @@ class LoopContext:
         self.protected().begin()
         self.distinguish()
 
-    def goes_on(self, error: UsageError) -> bool:
+    def warn_of(self, error: UsageError) -> bool:
         """Warn of state that a fault would lose, found when steps count already; it does not end the training."""
         self._unprotected = self._unprotected or error.cause
         self._say_apart(str(error))

@@ -70,7 +70,7 @@ class RestartableCalls:
 
     # --- between steps -----------------------------------------------------------------------------------------
 
-    def lone(self, call: Asked) -> Work | None:
+    def work_of(self, call: Asked) -> Work | None:
         """Called for each collective: one of all ranks between two steps runs as a restartable function by itself.
 
         None: the collective is not of this kind, and is called as usual.
@@ -141,9 +141,9 @@ class RestartableCalls:
 
     def _attempt(self, number: int) -> Any:
         loop, (name, call, lone) = self._loop, self._calls[number - 1]
-        stands = self._worker.step
+        step_before = self._worker.step
         while True:
-            if not self._training and self._worker.step != stands:
+            if not self._training and self._worker.step != step_before:
                 # All ranks went back to an older state, and will call this again; the others are not here now.
                 with self._worker.groups.echo():
                     return call()
@@ -212,7 +212,7 @@ class RestartableCalls:
         if self._watch is not None:
             self._watch.forget()
 
-    def over(self) -> None:
+    def loops_left(self) -> None:
         """Called when all ranks have left the loop: functions in it never run again, and those after it begin."""
         self.past.end()
         self._forget()
@@ -227,7 +227,7 @@ class RestartableCalls:
         """Number of the first function that may run after a step: 1, or 0 if the script has none."""
         return int(_declared)
 
-    def passed(self) -> None:
+    def next_step_begins(self) -> None:
         """Forget the calls since the last step: the next step begins."""
         self.past.end()
         self._worker.place_after_step(0)

@@ -8,7 +8,7 @@ from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.rehearsal import Rehearsal
-from regrow.train.script.next_turn import Turns
+from regrow.train.script.next_turn import LoopIterations
 from regrow.train.step import Step
 from regrow.train.worker.participation import Participation
 
@@ -20,7 +20,7 @@ class ScriptPlace:
     context: LoopContext
     left: bool
     """True once this worker has no part in the job any more."""
-    turns: Turns[Step]
+    turns: LoopIterations[Step]
     settling: Settling
     modules: Modules
     after: AfterLoop
@@ -67,11 +67,11 @@ class ScriptPlace:
         if not self.left:
             self.context.protected().between.ends()
 
-    def _stands_for_latest(self, step: Step) -> None:
+    def _set_latest(self, step: Step) -> None:
         self._latest = step
 
-    def stands_for(self, step: Step | None) -> None:
-        """As `ShadowedLoop.stands_for`."""
+    def substitute(self, step: Step | None) -> None:
+        """As `ShadowedLoop.substitute`."""
         self._latest, self._at_boundary = step, step is None
 
     def skips_the_rest(self, step: Step, innermost: FrameType) -> None:

@@ -249,7 +249,7 @@ class Session:
         self._worker.body.watch(context.objects)
         if self._worker.rehearses and former is None:
             body = self._worker.body
-            inside, goes_on = lambda: loop.restartables.running, lambda error: loop.counts and context.goes_on(error)
+            inside, goes_on = lambda: loop.restartables.running, lambda error: loop.counts and context.warn_of(error)
             UnprotectedOptimizers(context.protected, body=lambda: body.entered, training=inside, goes_on=goes_on)
 
     def digest(self) -> str:
@@ -329,7 +329,7 @@ class Session:
         self._loop.has_epochs = True
         walk = self._walk(loader, epochs * length, microbatches, length=length)
         turns = Epochs(self._loop, walk, length=length, until=self._tried(epochs * length)).run()
-        self._loop.turns.goes_through(turns)
+        self._loop.turns.add_iterator(turns)
         return turns
 
     def _begin(self, data: "DeviceMesh | Share | None") -> None:
@@ -357,7 +357,7 @@ class Session:
         context.first_reads = FirstReads(worker, context.batches, loader, until=promised, length=length)
         worker.send(OrderDeclared(worker.worker_id, Rank(worker.rank), context.batches.order))
         steps = self._loop.run(until)
-        self._loop.turns.goes_through(steps)
+        self._loop.turns.add_iterator(steps)
         return steps
 
     def _shares(self, microbatches: int | Mapping[int, int] | None) -> Share:

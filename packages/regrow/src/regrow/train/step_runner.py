@@ -58,5 +58,5 @@ class StepRunner(Protocol):
     def stops(self) -> None:
         """Report all that is left of the steps, as no step follows."""
 
-    def over(self) -> None:
+    def loops_left(self) -> None:
         """Called when all ranks have left their loops."""

@@ -84,7 +84,7 @@ class ElectedLeaders:
                 self._ask(host, voters, voter)
         if voters.may_decide(now):
             self._laws.decided(host, voters.term)
-        elif voters.passed and now - self._decided.get(host.number, now) >= PASSED_S:
+        elif voters.has_later_vote and now - self._decided.get(host.number, now) >= PASSED_S:
             self._gives_way(host, voters, None)
 
     def _ask(self, host: SimLauncher, voters: Voters, voter: Voter) -> None:

@@ -49,7 +49,7 @@ class CopyServer:
         self._folder = folder
         self._bind = bind
         self._advertise = advertise
-        self._server = ThreadServer("regrow-vault", lambda sock: _Conversation(self, sock).run())
+        self._server = ThreadServer("regrow-copies", lambda sock: _Conversation(self, sock).run())
         self._lock = threading.Lock()
         self._partial: dict[Rank, _Partial] = {}
 

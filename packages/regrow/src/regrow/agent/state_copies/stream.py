@@ -87,7 +87,7 @@ class RankStream:
         self._failing = False
         self._deadline: Instant = 0.0
         self._codec = caller_side()
-        self._thread = threading.Thread(target=self._run, name=f"regrow-vault-{rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"regrow-copies-{rank}", daemon=True)
         self._thread.start()
 
     def push(self, version: CopyVersion) -> None:

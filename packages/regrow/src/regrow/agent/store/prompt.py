@@ -38,12 +38,14 @@ class PromptAnswers:
     Args:
         table: the keys that live here.
         copies: copies of keys that live elsewhere, and the holders of copies.
-        ways: the homes of keys.
+        ownership: the homes of keys.
         changing: keys whose copies are being forgotten.
     """
 
-    def __init__(self, table: KeyTable, copies: CachedValues, ways: KeyOwnership, changing: Container[str]) -> None:
-        self._table, self._copies, self._ways, self._changing = table, copies, ways, changing
+    def __init__(
+        self, table: KeyTable, copies: CachedValues, ownership: KeyOwnership, changing: Container[str]
+    ) -> None:
+        self._table, self._copies, self._ownership, self._changing = table, copies, ownership, changing
         self.rewritten: set[str] = set()
         """Keys that were changed while copies existed; no further copies of these are given out."""
         self.published = Published(self._to_copy, self._to_announce)
@@ -65,19 +67,19 @@ class PromptAnswers:
             case StoreSet() | StoreAdd() | StoreAppend() | StoreCompareSet() | StoreDelete():
                 key = request.key
                 free = key not in self._changing and not self._copies.is_held(key)
-                return self.rewrite(request) if free and self._ways.is_here(key) else None
+                return self.rewrite(request) if free and self._ownership.is_here(key) else None
             case StoreMultiGet(keys=keys):
                 every = self._find_all(keys, queue=False)
                 return None if every is None else StoreReply(values=[each.value or b"" for each in every])
             case StoreCheck(keys=keys):
                 return None if self._find_all(keys, queue=True) is None else StoreReply(number=1)
             case StorePush(key=key, value=value):
-                if not self._ways.is_here(key):
+                if not self._ownership.is_here(key):
                     return None
                 self._table.push(key, value)
                 return _DONE
             case StoreLength(key=key):
-                return StoreReply(number=self._table.length(key)) if self._ways.is_here(key) else None
+                return StoreReply(number=self._table.length(key)) if self._ownership.is_here(key) else None
             case _:
                 return None
 
@@ -91,7 +93,7 @@ class PromptAnswers:
         return every
 
     def _find(self, key: str, caller: str, *, queue: bool) -> Found | None:
-        here = self._ways.is_here(key)
+        here = self._ownership.is_here(key)
         if here:
             return self.find_here(key, caller, queue=queue)
         value = None if here is None else self._copies.get(key)
@@ -120,7 +122,7 @@ class PromptAnswers:
         """The answer to a read, with further published keys if the caller wants them."""
         if found.value is None:
             return StoreReply(number=1)
-        if request.has is None or (caller and not (found.keep and self._ways.is_here(request.key))):
+        if request.has is None or (caller and not (found.keep and self._ownership.is_here(request.key))):
             return StoreReply(value=found.value, keep=found.keep)
         if not caller:
             also, has = self.published.to_worker(request.key, request.has)
@@ -134,7 +136,7 @@ class PromptAnswers:
         return None if key in self.rewritten else self._table.get(key)
 
     def _to_announce(self, key: str) -> bytes | None:
-        return self._table.get(key) if self._ways.is_here(key) else self._copies.get(key)
+        return self._table.get(key) if self._ownership.is_here(key) else self._copies.get(key)
 
     def rewrite(self, request: Rewrite) -> StoreReply:
         """Change a value that lives here. Raises `StoreRefusal`."""

@@ -69,9 +69,9 @@ class StoreNode:
         self.table = KeyTable()
         self.copies = CachedValues()
         self._peers = peers
-        self._ways = KeyOwnership(address, alone=alone)
+        self._ownership = KeyOwnership(address, alone=alone)
         self._changing: dict[str, asyncio.Future[None]] = {}
-        self._prompt = PromptAnswers(self.table, self.copies, self._ways, self._changing)
+        self._prompt = PromptAnswers(self.table, self.copies, self._ownership, self._changing)
         self._received: dict[tuple[Generation | None, str], int] = {}
         """Number of another agent's published keys that have been received from it."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
@@ -79,7 +79,7 @@ class StoreNode:
 
     def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
         """Enter the agents over which the keys of this generation are distributed; the same on all agents."""
-        self._ways.learn(generation, stores, world)
+        self._ownership.learn(generation, stores, world)
 
     def drop_before(self, oldest: Generation) -> None:
         """Drop the keys of earlier generations, and end requests that wait for them."""
@@ -87,7 +87,7 @@ class StoreNode:
         self._prompt.drop_before(oldest)
         self._received = {at: has for at, has in self._received.items() if at[0] is not None and at[0] >= oldest}
         self.copies.drop(self.table.is_old)
-        self._peers.keep_only(self._ways.drop_before(oldest))
+        self._peers.keep_only(self._ownership.drop_before(oldest))
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class StoreNode:
 
     async def _change(self, request: Change, caller: str) -> StoreReply:
         """Carry out a change at the key's home."""
-        way = await self._ways.to(request.key)
+        way = await self._ownership.to(request.key)
         if way is not None:
             return await self._at_home(way, request, caller)
         match request:
@@ -164,7 +164,7 @@ class StoreNode:
             raise StoreRefusal(f"the agent that keeps the key was lost: {lost}") from lost
 
     async def _look(self, request: StoreCount | StoreList) -> StoreReply:
-        agents = None if request.here else await self._ways.agents(request.prefix)
+        agents = None if request.here else await self._ownership.agents(request.prefix)
         if agents is None:
             keys = self.table.keys(request.prefix)
             return StoreReply(number=len(keys)) if isinstance(request, StoreCount) else StoreReply(keys=keys)
@@ -190,7 +190,7 @@ class StoreNode:
 
     async def _read(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
         """Read a key, waiting until it appears; None if it does not arrive in time."""
-        way = await self._ways.to(key)
+        way = await self._ownership.to(key)
         if way is None:
             return await self._read_here(key, until, caller, queue=queue)
         waits = until > _now()
@@ -281,7 +281,7 @@ class StoreNode:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    async def _settled(self, key: str) -> None:
+    async def _await_changes(self, key: str) -> None:
         """Wait until no change of the key is under way."""
         while (change := self._changing.get(key)) is not None:
             await asyncio.wait({change})
@@ -289,7 +289,7 @@ class StoreNode:
     async def _write(self, request: Rewrite) -> StoreReply:
         """Change a value that lives here once no copy of it is left anywhere."""
         key = request.key
-        await self._settled(key)
+        await self._await_changes(key)
         holders = self.copies.forget(key)
         if not holders:
             return self._prompt.rewrite(request)
@@ -319,7 +319,7 @@ class StoreNode:
 
     async def _add(self, key: str, amount: int) -> int:
         """Add to a counter, here or through the tree, combined with additions by others in the meantime."""
-        way = await self._ways.to(key)
+        way = await self._ownership.to(key)
         if way is None:
             return (await self._write(StoreAdd(key, amount))).number
         mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()

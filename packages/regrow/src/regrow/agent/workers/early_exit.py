@@ -70,7 +70,7 @@ class EarlyExit:
     def listen(self, on_end: Callable[[], None]) -> None:
         """If the worker holds the mutex, start a thread that calls `on_end` when it is released. Call repeatedly."""
         if self._thread is None and self._page.memory[_FLAG_AT] == 1:
-            thread = threading.Thread(target=self._wait, args=(on_end,), name="regrow-pulse", daemon=True)
+            thread = threading.Thread(target=self._wait, args=(on_end,), name="regrow-early-exit", daemon=True)
             with contextlib.suppress(RuntimeError):  # No thread can be started now; the pidfd shows the end too.
                 thread.start()
                 self._thread = thread

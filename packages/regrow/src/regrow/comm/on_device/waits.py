@@ -30,7 +30,7 @@ class DeviceWaits:
 
     def __init__(self, flights: Flights, finish: Callable[[torch.device], None]) -> None:
         self._flights, self._finish = flights, finish
-        self.standing: Callable[[], int | None] = lambda: None
+        self.body_beats: Callable[[], int | None] = lambda: None
         """Grows with each sign of progress; None while the training thread is not in a step's body."""
         self._device: torch.device | None = None
         self._seen: int | None = None
@@ -41,11 +41,11 @@ class DeviceWaits:
     def enqueues(self, device: torch.device | None) -> None:
         """Note that a collective is about to be enqueued on this device."""
         self._device = device
-        self._flights.lose_sight()
+        self._flights.begin_unseen()
 
     def look(self, now: Instant) -> None:
         """Ask the device when it is time, and show the answer; called about each second, always by the same thread."""
-        beats = self.standing()
+        beats = self.body_beats()
         if beats != self._seen:
             self._seen, self._since = beats, now
             self._hide()
@@ -56,7 +56,12 @@ class DeviceWaits:
             elif self._shown is None and beats is not None and now - self._since >= STILL_S + SHOWN_AFTER_S:
                 self._flights.name(DEVICE)
                 self._shown = self._flights.begin()
-        elif beats is not None and now - self._since >= STILL_S and self._device is not None and self._flights.lost:
+        elif (
+            beats is not None
+            and now - self._since >= STILL_S
+            and self._device is not None
+            and self._flights.only_unseen
+        ):
             asked = threading.Thread(target=self._ask, args=(self._device,), name="regrow-device-waits", daemon=True)
             self._asking = asked
             asked.start()
@@ -67,7 +72,7 @@ class DeviceWaits:
             self._finish(device)
         except RuntimeError:
             return  # the training thread's next call raises the device's error too, and reports it
-        self._flights.regain_sight(unseen)
+        self._flights.end_unseen(unseen)
 
     def _hide(self) -> None:
         if self._shown is not None:

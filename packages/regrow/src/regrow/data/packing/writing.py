@@ -45,10 +45,10 @@ def write_corpus(folder: Path, recipe: Recipe, documents: Iterable[Documents]) -
         recipe=recipe,
         shards=shards,
     )
-    draft = folder / f"{MANIFEST}.tmp"
-    with draft.open("wb") as file:
+    temporary = folder / f"{MANIFEST}.tmp"
+    with temporary.open("wb") as file:
         _write(file, msgspec.json.format(msgspec.json.encode(corpus), indent=1) + b"\n")
-    draft.rename(folder / MANIFEST)
+    temporary.rename(folder / MANIFEST)
     _sync(folder)
     return corpus
 

@@ -126,7 +126,7 @@ class Restoration:
         self._receive(sock, inventory, incoming)
         if not isinstance(self._reply(sock), CopyWhole):
             raise HydrationError(self._cannot("it was changed while it was read"))
-        incoming.settle()
+        incoming.copy_straightened()
         self._sink.finish()
         return inventory
 

@@ -49,7 +49,7 @@ class Resume(StrEnum):
     """Start from the newest whole one; do not start if there is none."""
 
 
-def settle(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
+def choose_lineage(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
     """Decide to which training the checkpoints of a new run belong.
 
     Args:

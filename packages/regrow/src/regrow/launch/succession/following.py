@@ -329,14 +329,14 @@ class FollowingLauncher:
         launcher looks for another. Also False if the requester disconnects.
         """
         while not self._over and self.leader is not None and self.leader.term <= term and asked.transport is not None:
-            if await self._stands(self.leader) and not self._looking and self.leader.term <= term:
+            if await self._answers(self.leader) and not self._looking and self.leader.term <= term:
                 return True
             self._election.miss(term)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _LONGEST_PAUSE_S)
         return False
 
-    async def _stands(self, leader: Leader) -> bool:
+    async def _answers(self, leader: Leader) -> bool:
         """True if this coordinator answers now."""
         if self._session is None:
             return False

@@ -332,7 +332,7 @@ class Resizing:
             self._spec.unit,
             {node: slots for node, slots in free.items() if not homes or node in homes},
             domains=scaling.failing_together(self._roster),
-            held=scaling.standing_at(self._roster),
+            held=scaling.nodes_of_ranks(self._roster),
         )
         for slot in rank_slots:
             standby = self._standby(slot, world)

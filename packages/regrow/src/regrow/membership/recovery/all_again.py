@@ -93,8 +93,10 @@ class StartFromMemory:
         self._go(state.step, now)
 
     def _go(self, step: StepNo, now: Instant) -> None:
-        standings = [replace(recovery_point.standing(worker), state_at=NO_STATE) for worker in self._roster.placed()]
-        start = recovery_point.decide(standings, self._everywhere(step))
+        survivors = [
+            replace(recovery_point.survivor_state(worker), state_at=NO_STATE) for worker in self._roster.placed()
+        ]
+        start = recovery_point.decide(survivors, self._everywhere(step))
         if isinstance(start, recovery_point.Uncovered):
             self._job.kept = None
             self._ladder.restart(f"{self._cause}; the state is not in the memory of the nodes", now)
@@ -146,5 +148,5 @@ class StartFromMemory:
 
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
-    stands = recovery_point.standing(worker)
-    return stands if worker.stage is Stage.HALTED else replace(stands, state_at=NO_STATE, ready=False)
+    survivor = recovery_point.survivor_state(worker)
+    return survivor if worker.stage is Stage.HALTED else replace(survivor, state_at=NO_STATE, ready=False)

@@ -21,15 +21,15 @@ class Doubts:
 
     open: Doubt | None = None
 
-    def start(self, standings: Sequence[recovery_point.SurvivorState]) -> recovery_point.Start | None:
+    def start(self, survivors: Sequence[recovery_point.SurvivorState]) -> recovery_point.Start | None:
         """Start point while there is a doubt; None if no trusted state is left."""
         if self.open is None:
             return None
-        agreed = recovery_point.go_back(standings, self.open.step)
-        if agreed is not None or any(each.verified >= 0 for each in standings):
+        agreed = recovery_point.go_back(survivors, self.open.step)
+        if agreed is not None or any(each.verified >= 0 for each in survivors):
             return agreed
         # Without any earlier agreement, only a majority can be trusted.
-        right = frozenset(e.rank for e in standings if e.state_at == self.open.step and e.rank not in self.open.wrong)
-        if self.open.wrong and {e.holding for e in standings if e.rank in right} == {e.holding for e in standings}:
+        right = frozenset(e.rank for e in survivors if e.state_at == self.open.step and e.rank not in self.open.wrong)
+        if self.open.wrong and {e.holding for e in survivors if e.rank in right} == {e.holding for e in survivors}:
             return recovery_point.Start(self.open.step, right)
         return None

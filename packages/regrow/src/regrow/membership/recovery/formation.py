@@ -86,17 +86,17 @@ class Generations:
 
     def form(self, generation: Generation, now: Instant) -> None:
         """Order a membership once its start point is known. Ranks that have the state send it to those that lack it."""
-        standings = [recovery_point.standing(worker) for worker in self._roster.placed()]
+        survivors = [recovery_point.survivor_state(worker) for worker in self._roster.placed()]
         self._roster.built(now)
-        self._roster.sharded = len({each.holding for each in standings}) > 1
-        start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(standings)
+        self._roster.sharded = len({each.holding for each in survivors}) > 1
+        start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(survivors)
         if start is None and self.doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self.doubts.open.step), now)
             return
         if start is None:
-            if self.copies.missing(standings):
+            if self.copies.missing(survivors):
                 return  # `form` is called again after each answer.
-            start = recovery_point.decide(standings, self.copies.held)
+            start = recovery_point.decide(survivors, self.copies.held)
         if isinstance(start, recovery_point.Uncovered):
             losses, self._job.kept = self._ladder.losses, None
             self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.text, losses.torn), now)
@@ -105,7 +105,7 @@ class Generations:
             self._ladder.restart(f"no rank has the state after the last step ({self._job.step}) any more", now)
             return
         # Survivors that have not yet carried out an earlier rewind must not be counted as losing steps twice.
-        had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))
+        had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in survivors))
         self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
         self._announce_change(now)
@@ -127,7 +127,7 @@ class Generations:
         """Note once if all holders of one part of the state would fail together."""
         held = {each.rank: each.holding for each in self._roster.placed() if each.rank is not None}
         together = scaling.failing_together(self._roster)
-        ranks = scaling.exposed_ranks(held, scaling.standing_at(self._roster), together)
+        ranks = scaling.exposed_ranks(held, scaling.nodes_of_ranks(self._roster), together)
         reported = say.exposed(ranks, together[self._roster.home(ranks[0])[0].node]) if ranks else ""
         if reported and reported != self._reported_exposed:
             self._orders.note(reported, now)
@@ -161,14 +161,14 @@ class Generations:
     def formed(self, now: Instant) -> None:
         """Every worker has joined the ordered membership; some may already be past its first step."""
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
-        self._ladder.over()
+        self._ladder.formed()
         self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
         self.doubts.open, self.announced = None, None
         if self._job.kept is not None and not self._spec.buddy_every:
             for node in self._roster.living_nodes():
                 self._orders.add(ForgetCopies(node.node))
         self._job.kept = None
-        self._orders.tables.stands(self._roster.member_nodes())
+        self._orders.tables.formed(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
         trainings = self._job.trainings
         self._orders.write(
@@ -177,7 +177,7 @@ class Generations:
         )
         if self._job.past_last_step:
             # No commit follows, and the script's remaining code may take any time.
-            self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+            self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
 
     def end_steps(self, now: Instant) -> None:
         """Every rank has run its last step: let all leave the loop; later faults are repaired if the script allows."""
@@ -187,18 +187,18 @@ class Generations:
         self._job.past_last_step = True
         for worker in list(self._roster.placed(Stage.FINISHED)):
             self._roster.move(worker, Stage.MEMBER, now)
-        self.let_on(now)
+        self.release_from_loop(now)
         for candidate in list(self._roster.candidates.values()):
             self._orders.fence(candidate, "the job has run its last step", now)
 
-    def let_on(self, now: Instant) -> None:
+    def release_from_loop(self, now: Instant) -> None:
         """Send, or repeat, the permission to leave the loop, as no later order would replace a lost one."""
         waiting = self._roster.newest(Stage.FINISHED)
         if waiting is not None and now >= waiting.since + self._spec.build_deadline:
             self.release(now)  # Ranks that have finished no longer wait for the others.
             return
         self._job.goto(Closing(now + self._spec.halt_deadline))
-        self._orders.let_on()
+        self._orders.release_from_loop()
 
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and its state is no longer needed."""

@@ -49,7 +49,7 @@ class Bounds:
             return cls(ordered, ordered=True)
         return cls(max(floor, STEPS * longest) * patience)
 
-    def for_(self, seen: WorkerObservation) -> Seconds:
+    def allowed(self, seen: WorkerObservation) -> Seconds:
         """Longest standstill allowed to this worker."""
         if seen.stopped:
             return self.base
@@ -68,7 +68,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Look:
+class RankObservation:
     """A rank and the last observation of its worker. `seen`: None if nothing shows that it stands still."""
 
     rank: Rank
@@ -85,15 +85,15 @@ class HangVerdict:
     `left_at`: the step in which all others wait, if a rank may have left its loop before it.
     """
 
-    hung: tuple[Look, ...] = ()
-    holding_up: tuple[Look, ...] = ()
+    hung: tuple[RankObservation, ...] = ()
+    holding_up: tuple[RankObservation, ...] = ()
     why: str = ""
     left_at: StepNo | None = None
     anew: bool = False
     """All wait, some of them for their devices, for longer than allowed."""
 
 
-def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
+def judge(looks: Sequence[RankObservation], bounds: Bounds) -> HangVerdict:
     """Judge which of all workers that hold a rank hang."""
     present = [look for look in looks if not look.finished]
     stopped = [look for look in present if look.seen is not None and look.seen.stopped]
@@ -127,7 +127,7 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
     return HangVerdict(late if _others_wait(present, holding_up, bounds) else (), holding_up, "the others wait for it")
 
 
-def _others_wait(looks: Sequence[Look], holding_up: Sequence[Look], bounds: Bounds) -> bool:
+def _others_wait(looks: Sequence[RankObservation], holding_up: Sequence[RankObservation], bounds: Bounds) -> bool:
     """True if all others have stood still for the bound too.
 
     If all are slow together, the last one is not to blame as soon as the first one begins to wait for it.
@@ -140,7 +140,7 @@ def overdue(seen: WorkerObservation | None, waited: Seconds, bounds: Bounds) -> 
     """True if a worker has not answered an order for too long; the others certainly wait for it."""
     if seen is None:
         return waited >= bounds.most
-    return min(seen.seconds, waited) >= bounds.base and seen.seconds >= bounds.for_(seen)
+    return min(seen.seconds, waited) >= bounds.base and seen.seconds >= bounds.allowed(seen)
 
 
 def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
@@ -187,8 +187,8 @@ def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
     return found if len(found) < len(counts) else []
 
 
-def _overdue(look: Look, bounds: Bounds) -> bool:
-    return look.seen is not None and look.seen.seconds >= bounds.for_(look.seen)
+def _overdue(look: RankObservation, bounds: Bounds) -> bool:
+    return look.seen is not None and look.seen.seconds >= bounds.allowed(look.seen)
 
 
 def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
@@ -200,7 +200,7 @@ def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
     return seen.progress > least if seen.waits is None else seen.waits
 
 
-def _all_wait(present: Sequence[Look], bounds: Bounds) -> HangVerdict:
+def _all_wait(present: Sequence[RankObservation], bounds: Bounds) -> HangVerdict:
     """Every rank waits in a collective. One whose collective differs from that of all others called it alone."""
     names = [look.seen.awaits for look in present if look.seen is not None]
     odd = tuple(look for look in present if look.seen is not None and names.count(look.seen.awaits) == 1)
@@ -211,13 +211,13 @@ def _all_wait(present: Sequence[Look], bounds: Bounds) -> HangVerdict:
     return HangVerdict(_given_up(present, bounds), tuple(present), "all ranks wait for one another in collectives")
 
 
-def _given_up(present: Sequence[Look], bounds: Bounds) -> tuple[Look, ...]:
+def _given_up(present: Sequence[RankObservation], bounds: Bounds) -> tuple[RankObservation, ...]:
     """All ranks, once none has made progress for longer than the longest bound; else none."""
     done = all(look.seen is not None and look.seen.seconds >= bounds.most and not look.seen.busy for look in present)
     return tuple(present) if done else ()
 
 
-def _excuse(holding_up: Sequence[Look]) -> str:
+def _excuse(holding_up: Sequence[RankObservation]) -> str:
     observations = [look.seen for look in holding_up if look.seen is not None]
     if any(seen.phase in _OUTSIDE for seen in observations):
         return "it is between two steps"
@@ -226,7 +226,7 @@ def _excuse(holding_up: Sequence[Look]) -> str:
     return "it computes" if any(seen.busy for seen in observations) else "it stands still"
 
 
-def describe(look: Look) -> str:
+def describe(look: RankObservation) -> str:
     """Describe one rank for people."""
     seen = look.seen
     if seen is None:

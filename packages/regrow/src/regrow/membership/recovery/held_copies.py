@@ -33,6 +33,6 @@ class HeldCopies:
         self._awaited.discard(node)
         self.held.pop(node, None)
 
-    def missing(self, standings: Sequence[SurvivorState]) -> bool:
+    def missing(self, survivors: Sequence[SurvivorState]) -> bool:
         """True if the decision must wait for an answer."""
-        return bool(self._awaited) and needs_copies(standings)
+        return bool(self._awaited) and needs_copies(survivors)

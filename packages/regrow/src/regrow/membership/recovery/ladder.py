@@ -50,9 +50,9 @@ class Ladder:
         self._loaders = 0
         """Number of failures by a killed loader process since a generation was last formed."""
 
-    def over(self) -> None:
+    def formed(self) -> None:
         """A generation has formed."""
-        self.losses.over()
+        self.losses.formed()
         self.newcomers.stood()
         self._from_memory = self._loaders = 0
 
@@ -174,7 +174,7 @@ class Ladder:
         behind = len(self._left_behind(rank))
         roomy = [node for node in nodes if len(node.free()) > behind]
         free = {node.node: slots for node in roomy or nodes if (slots := node.free())}
-        others = {each: node for each, node in scaling.standing_at(self._roster).items() if each != rank}
+        others = {each: node for each, node in scaling.nodes_of_ranks(self._roster).items() if each != rank}
         together = scaling.failing_together(self._roster)
         rank_slots = scaling.new_slots([rank], self._spec.unit, free, domains=together, held=others)
         return rank_slots[0] if rank_slots else None

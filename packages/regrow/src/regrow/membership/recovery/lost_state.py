@@ -33,12 +33,12 @@ class Losses:
         """A body raised an error; only the first one is kept."""
         self._first = self._first or (rank, step, error)
 
-    def over(self) -> None:
+    def formed(self) -> None:
         """A generation has formed: nothing was lost for good."""
         self._passed = self._first or self._passed
         self.text, self._process, self._first = "", False, None
 
-    def passed(self) -> str:
+    def take_passed(self) -> str:
         """Message about an error that did not recur when the body ran again; empty: there was none."""
         passed, self._passed = self._passed, None
         return say.went_on(*passed) if passed else ""

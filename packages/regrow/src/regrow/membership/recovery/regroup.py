@@ -246,7 +246,7 @@ class Regroup:
         if self._checkpoints.finished(self._job.step, now, halted=True):
             self.give_up(now)
 
-    def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
+    def replica_candidates(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
         """Facts about each replica by which leaving ones are chosen."""
         roster, unit = self._roster, self._spec.unit
         workers = list(roster.placed())
@@ -267,7 +267,7 @@ class Regroup:
 
     def choose(self, count: int, broken: Set[int] = frozenset()) -> frozenset[int]:
         """Choose `count` replicas to remove such that the newest state is kept; none if it would be lost."""
-        drop = scaling.leavers(self.standings(broken), count)
+        drop = scaling.leavers(self.replica_candidates(broken), count)
         unit = self._spec.unit
         everybody = [_living(worker) for worker in self._roster.placed()]
         staying = [each for each in everybody if each.rank // unit not in drop]
@@ -352,5 +352,5 @@ class Regroup:
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
     """A worker's state for the decision; a dead worker has none."""
-    stands = recovery_point.standing(worker)
-    return stands if worker.living else replace(stands, state_at=NO_STATE, ready=False)
+    survivor = recovery_point.survivor_state(worker)
+    return survivor if worker.living else replace(survivor, state_at=NO_STATE, ready=False)

@@ -9,7 +9,7 @@ from regrow.core.phase import IN_BODY
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.recovery import hangs
-from regrow.membership.recovery.hangs import Bounds, Look
+from regrow.membership.recovery.hangs import Bounds, RankObservation
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import Stage, WorkerRecord
@@ -109,13 +109,13 @@ class Standstills:
     def _silent(self, worker: WorkerRecord, now: Instant) -> bool:
         return hangs.overdue(self.observation(worker, now), now - worker.since, self.bounds)
 
-    def _look(self, worker: WorkerRecord, now: Instant) -> Look:
+    def _look(self, worker: WorkerRecord, now: Instant) -> RankObservation:
         rank = worker.rank if worker.rank is not None else Rank(-1)
         observation = self.observation(worker, now)
         if observation is not None and now - worker.since < observation.seconds:
             # Standstill from before this stage does not count.
             observation = msgspec.structs.replace(observation, seconds=now - worker.since)
-        return Look(rank, worker.worker, observation, finished=worker.stage is Stage.FINISHED)
+        return RankObservation(rank, worker.worker, observation, finished=worker.stage is Stage.FINISHED)
 
     def _judge(self, now: Instant) -> None:
         workers = [w for w in self._roster.placed() if w.living]
@@ -173,8 +173,8 @@ class Standstills:
         shown = "; ".join(hangs.describe(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
         self._ladder.mend("standstill", [], f"{verdict.why}, and the groups are formed anew: {shown}", now, now)
 
-    def _late(self, look: Look) -> bool:
-        return look.seen is not None and look.seen.seconds >= self.bounds.for_(look.seen)
+    def _late(self, look: RankObservation) -> bool:
+        return look.seen is not None and look.seen.seconds >= self.bounds.allowed(look.seen)
 
     def _left_alone(self, step: StepNo, now: Instant) -> bool:
         """End the job if a rank has left its loop before a step that needs it; True if one has.
@@ -218,14 +218,14 @@ class Standstills:
         cause = "; ".join(details) + (f": {verdict.why}" if verdict.why else "")
         self._ladder.mend("hang", workers, cause, now, self._job.plan.when(workers[0].worker, since))
 
-    def _doubt(self, looks: list[Look], verdict: hangs.HangVerdict, now: Instant) -> None:
+    def _doubt(self, looks: list[RankObservation], verdict: hangs.HangVerdict, now: Instant) -> None:
         """All stand still and none is certainly to blame: note it and wait."""
         still = [look.seen.seconds for look in looks if look.seen is not None]
         if len(still) < len(looks) or min(still, default=0.0) < min(_SAY_S, self.bounds.base):
             return
         self._say(list(verdict.holding_up or looks), verdict.why, now)
 
-    def _say(self, looks: list[Look], why: str, now: Instant) -> None:
+    def _say(self, looks: list[RankObservation], why: str, now: Instant) -> None:
         if now - self._said_at < _SAY_S:
             return
         self._said_at = now

@@ -69,27 +69,27 @@ class WorstCase:
     total: Seconds
 
 
-def hang_bound(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
-    """Longest standstill of a worker by `hangs`: `standing` bounds, depending on its observation.
+def hang_bound(spec: JobSpec, *, factor: float, patience: float = 1.0) -> Seconds:
+    """Longest standstill of a worker by `hangs`: `factor` times the bound, depending on its observation.
 
     Args:
         spec: the job's settings. Its longest step is taken as shorter than a tenth of the bound.
-        standing: 1 for a blocked worker; `hangs.COMPUTING`, unless the user set the bound; or `hangs.BETWEEN`.
+        factor: 1 for a blocked worker; `hangs.COMPUTING`, unless the user set the bound; or `hangs.BETWEEN`.
         patience: factor on the bound after ranks were replaced in vain.
     """
     bounds = Bounds.of(spec.hang_timeout, spec.hang_floor, 0.0, patience)
-    return bounds.base * (1.0 if bounds.ordered and standing < BETWEEN else standing)
+    return bounds.base * (1.0 if bounds.ordered and factor < BETWEEN else factor)
 
 
-def unnoticed(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
+def unnoticed(spec: JobSpec, *, factor: float, patience: float = 1.0) -> Seconds:
     """Longest time until a standstill in a step is detected, including the others' wait for that rank."""
-    others = hang_bound(spec, standing=1.0, patience=patience)
-    return others + hang_bound(spec, standing=standing, patience=patience) + _LOOKS * FRESH_S
+    others = hang_bound(spec, factor=1.0, patience=patience)
+    return others + hang_bound(spec, factor=factor, patience=patience) + _LOOKS * FRESH_S
 
 
-def waits(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait, Seconds]:
+def waits(spec: JobSpec, *, factor: float, patience: float = 1.0) -> dict[Wait, Seconds]:
     """Each deadline; arguments as for `hang_bound`."""
-    bound = hang_bound(spec, standing=standing, patience=patience)
+    bound = hang_bound(spec, factor=factor, patience=patience)
     ticks = _TICKS * spec.halt_patience / 4
     saves = spec.checkpoint_every > 0
     return {
@@ -98,7 +98,7 @@ def waits(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait
         Wait.BUILD: spec.build_deadline,
         Wait.NODE: spec.node_deadline,
         Wait.FORM: spec.form_deadline,
-        Wait.COMMIT: unnoticed(spec, standing=standing, patience=patience),
+        Wait.COMMIT: unnoticed(spec, factor=factor, patience=patience),
         Wait.SWITCH: SWITCH_S,
         Wait.END: spec.halt_deadline,
         Wait.WRITE: 2 * WRITE_S if saves else 0.0,
@@ -139,9 +139,9 @@ def formulas(warmth: Warmth) -> Mapping[str, Formula]:
     }
 
 
-def worst_cases(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[str, WorstCase]:
+def worst_cases(spec: JobSpec, *, factor: float, patience: float = 1.0) -> dict[str, WorstCase]:
     """Longest duration of each rung with these settings; arguments as for `hang_bound`."""
-    each = waits(spec, standing=standing, patience=patience)
+    each = waits(spec, factor=factor, patience=patience)
     return {
         rung: WorstCase(written(formula), sum(max(times * each[what] for times, what in stage) for stage in formula))
         for rung, formula in formulas(spec.warmth).items()

@@ -341,8 +341,8 @@ class Coordinator:
         del self._links[link.node]
         if not link.stopped and self._end is None:
             self.submit(facts.NodeLost(link.node, reason, link.silent(self._lease)))
-            for mourner in self.on_node_lost:
-                mourner(link.node)
+            for callback in self.on_node_lost:
+                callback(link.node)
 
     # --- people and other nodes --------------------------------------------------------------------------------
 

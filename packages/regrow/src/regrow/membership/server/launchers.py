@@ -28,7 +28,7 @@ _PROBE_S: Seconds = 1.0
 _log = logging.getLogger(__name__)
 
 
-class _Standing(Enum):
+class _LeaderStatus(Enum):
     OPEN = auto()
     ENDED = auto()
     """The job has ended."""
@@ -67,7 +67,7 @@ class SuccessionApi:
         self._clock = clock or MonotonicClock()
         self._news = asyncio.Event()
         self._dirty = True
-        self._stands = _Standing.OPEN
+        self._status = _LeaderStatus.OPEN
         self._tasks = Tasks(lambda _, error: self._fail(error))
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -80,12 +80,12 @@ class SuccessionApi:
 
     def end(self) -> None:
         """The job has ended: inform launchers, so that they elect no successor."""
-        self._stands = _Standing.ENDED
+        self._status = _LeaderStatus.ENDED
         self._wake()
 
     def give_way(self) -> None:
         """The job goes on without this coordinator: release waiting launchers without reporting an end."""
-        self._stands = _Standing.GIVEN_WAY
+        self._status = _LeaderStatus.GIVEN_WAY
         self._wake()
 
     async def __aenter__(self) -> "SuccessionApi":
@@ -96,7 +96,7 @@ class SuccessionApi:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop watching the voters."""
-        if self._stands is _Standing.OPEN:
+        if self._status is _LeaderStatus.OPEN:
             self.end()
         await self._tasks.close()
         if self._witness is not None:
@@ -119,7 +119,7 @@ class SuccessionApi:
             if not witness.answers and not reported:
                 reported = True
                 self._say(f"the witness at {witness.voter.address} does not answer; the job goes on without it")
-            await asyncio.sleep(self.voters.lease / (4 if self.voters.settled else 20))
+            await asyncio.sleep(self.voters.lease / (4 if self.voters.may_change else 20))
 
     async def _serve(self, request: web.Request) -> web.Response:
         try:
@@ -132,11 +132,11 @@ class SuccessionApi:
         held = present.number if present.term == voters.term else 0
         loop = asyncio.get_running_loop()
         until = loop.time() + voters.lease / 4
-        while held >= voters.number and self._stands is _Standing.OPEN and loop.time() < until:
+        while held >= voters.number and self._status is _LeaderStatus.OPEN and loop.time() < until:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), until - loop.time())
         handover = voters.handover(name) if held < voters.number else None
-        ended = self._stands is _Standing.ENDED
+        ended = self._status is _LeaderStatus.ENDED
         answer = CoordinatorPresent(voters.term, self._clock.now(), voters.lease, handover, ended)
         return web.Response(body=msgspec.msgpack.encode(answer))
 

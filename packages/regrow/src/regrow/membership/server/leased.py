@@ -85,7 +85,7 @@ class LeasedMachine:
         self._look_at = now + _LOOK_S
         if self._voters.deposed_by:
             return [_deposed(self._voters.deposed_by)]
-        if self._voters.passed and now - self._blocked_since >= PASSED_S:
+        if self._voters.has_later_vote and now - self._blocked_since >= PASSED_S:
             return [Deposed(RUN_AGAIN, _PASSED, None)]
         # While other nodes train under this coordinator, its end would end their training too.
         if now - max(self._blocked_since, self._reported_at) < _GIVE_UP_S:

@@ -49,18 +49,18 @@ def take_place(folder: Path, place: int, word: WitnessWord) -> bool:
     The file is complete before it gets its name, and `link` gives a name only once, also on network file systems. If
     its answer is lost there, the number of the file's links shows whether it succeeded (open(2)).
     """
-    draft = folder / f"draft-{secrets.token_hex(8)}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = folder / f"draft-{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(msgspec.json.encode(word))
             stream.flush()
             os.fsync(stream.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(draft, place_file(folder, place))
-        mine = os.stat(draft).st_nlink == 2
+            os.link(temporary, place_file(folder, place))
+        mine = os.stat(temporary).st_nlink == 2
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     # A place that was deleted long ago cannot be taken.
     return mine and newest_place(folder) == place
 

@@ -187,7 +187,7 @@ class Succession:
         self._job.step = max([self._job.step, *(worker.state_at for worker in members)])
         self._enter_others(now)
         if (ended := self._turned(members)) is not None:
-            self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+            self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
             self._job.goto(self._job.trainings.turn(ended, now))
             self._apply_again(members, now)
             return
@@ -199,9 +199,9 @@ class Succession:
         self._job.goto(Closing(now) if self._job.past_last_step else Training())
         stands = (Stage.MEMBER, Stage.FINISHED)
         if self._roster.all_at(*stands) and all(past is not None and _undisturbed(past) for past in mine):
-            self._orders.tables.stands(self._roster.member_nodes())
+            self._orders.tables.formed(self._roster.member_nodes())
             ranks = {worker.rank for worker in members if worker.rank is not None and worker.stage is Stage.MEMBER}
-            self._orders.write(*self._job.incidents.goes_on(ranks, self._job.generation, now))
+            self._orders.write(*self._job.incidents.found_intact(ranks, self._job.generation, now))
             self._orders.note(say.taken_over(len(members)), now)
             self._nodes.formed()
             return
@@ -293,7 +293,7 @@ class Succession:
             if worker.stage is Stage.RELEASED or (behind and worker.stage is Stage.JOINING):
                 self._orders.fence(worker, TAKEN_OVER, now)
         lost = [worker for worker in members if worker.stage in (Stage.GONE, Stage.FENCED)]
-        self._orders.note(say.not_standing(), now)
+        self._orders.note(say.not_all_training(), now)
         if self._loss is None:
             self._ladder.mend("coordinator", lost, say.in_between(), now, now)
         else:
@@ -314,7 +314,7 @@ class Succession:
 
     def _release(self, members: Sequence[WorkerRecord], now: Instant) -> None:
         self._job.goto(Releasing(now + self._spec.halt_deadline))
-        self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+        self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
         self._orders.note(say.taken_over(len(members)), now)
         self._orders.release(Stage.FINISHED, now)
         self._apply_again(members, now)
@@ -341,7 +341,7 @@ class Succession:
         if missing:
             self._roster.renumber([], now)
             self._roster.world = table.head.world  # Kept, so that another size of the next world is recorded.
-            self._orders.note(say.not_standing(), now)
+            self._orders.note(say.not_all_training(), now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
             self._apply_again(list(self._roster.workers.values()), now)
             return

@@ -50,7 +50,7 @@ class Voters:
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
     """By number of the handover: the voters of the newest one that counts, and of all later ones."""
     _launchers: dict[str, _Launcher] = field(default_factory=dict)
-    _passed: set[str] = field(default_factory=set)
+    _later_voters: set[str] = field(default_factory=set)
     """Launchers that have voted in a later term."""
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Voters:
         return self._sets[max(self._sets)]
 
     @property
-    def settled(self) -> bool:
+    def may_change(self) -> bool:
         """True if the newest voters count, so that they may be changed."""
         return len(self._sets) == 1 and self._counts(min(self._sets))
 
@@ -82,17 +82,17 @@ class Voters:
             known.bound_until = max(known.bound_until, present.beat + self.lease)
         if present.term == self.term:
             known.holds = max(known.holds, present.number)
-        self._settle()
+        self._drop_superseded()
 
     @property
-    def passed(self) -> bool:
+    def has_later_vote(self) -> bool:
         """True if a voter has voted in a later term, so that it no longer answers, though no other may be elected."""
-        return any(voter.name in self._passed for voters in self._sets.values() for voter in voters)
+        return any(voter.name in self._later_voters for voters in self._sets.values() for voter in voters)
 
     def notified(self, name: str, leader: Leader) -> None:
         """A launcher has reported the leader that it follows."""
         if leader.voted > self.term:
-            self._passed.add(name)
+            self._later_voters.add(name)
         if leader.term > self.term:
             self.deposed_by = leader
 
@@ -110,7 +110,7 @@ class Voters:
 
     def change(self, now: Instant) -> bool:
         """Add a launcher, or remove a silent one, if voters may be changed now; returns True if one was."""
-        if not self.settled:
+        if not self.may_change:
             return False
         voters = self.newest
         names = {voter.name for voter in voters}
@@ -125,7 +125,7 @@ class Voters:
             return False
         self.number += 1
         self._sets[self.number] = voters
-        self._settle()
+        self._drop_superseded()
         if lost:
             self._launchers.pop(lost[0].name, None)
         return True
@@ -178,7 +178,7 @@ class Voters:
         have = sum(held.get(voter.name, 0) >= number for voter in voters)
         return have >= len(voters) // 2 + 1
 
-    def _settle(self) -> None:
+    def _drop_superseded(self) -> None:
         counted = [number for number in self._sets if self._counts(number)]
         for number in [each for each in self._sets if counted and each < max(counted)]:
             del self._sets[number]

@@ -28,7 +28,7 @@ class FollowedObjects:
     def now(self, variables: list[dict[str, object]], frames: Iterable[FrameType]) -> list[Attributes]:
         """Those that there are now. `variables`: of the script's calls, innermost first; `frames`: generators' too."""
         named = {name: value for values in reversed(variables) for name, value in values.items()}
-        gone = {each.name: each for each in self._all if not each.stands(named)}
+        gone = {each.name: each for each in self._all if not each.is_present(named)}
         if not gone and not self._new:
             return self._all
         if self._keepers is not None and self._new:

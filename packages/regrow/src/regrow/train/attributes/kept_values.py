@@ -54,7 +54,7 @@ class Attributes:
         """True while the script still has the object."""
         return self._thing() is not None
 
-    def stands(self, variables: Mapping[str, object]) -> bool:
+    def is_present(self, variables: Mapping[str, object]) -> bool:
         """True while it is there, and no other of its kind is in its variable."""
         thing = self._thing()
         there = variables.get(self._variable, thing)

@@ -71,8 +71,8 @@ class ExternalDraws:
         """Rank whose predecessor's draws have been looked for."""
         self._last = StepNo(-1)
         """Newest step in which this worker has drawn."""
-        self._joins = self._untold = False
-        """`_joins`: a newcomer. `_untold`: lost workers may have drawn in its first step, unknown on this node."""
+        self._joins = self._draws_unknown = False
+        """`_joins`: a newcomer. `_draws_unknown`: lost workers may have drawn in its first step, unknown here."""
         self._joined = StepNo(-1)
         """The first step of such a newcomer; -1: there is none."""
         self.used = False
@@ -85,14 +85,14 @@ class ExternalDraws:
         self._joins = worker.newcomer
         if self._joins:
             return
-        self._untold = worker.groups.generation > 1 and not worker.training.finished  # all have started again
-        if self.used and not self._untold and self._reported_newest() is None:
+        self._draws_unknown = worker.groups.generation > 1 and not worker.training.finished  # all have started again
+        if self.used and not self._draws_unknown and self._reported_newest() is None:
             self._write(_Newest(worker.world, worker.step, 0, worker.groups.generation))
 
-    def stands(self, change: WorldChange | None) -> None:
+    def regrouped(self, change: WorldChange | None) -> None:
         """Called in a new generation; `change`: of the world's size, None if it is the same."""
         if self._joins:
-            self._untold = change is None or change.kind == "fault"
+            self._draws_unknown = change is None or change.kind == "fault"
         self._joins = False
         if self.used and (newest := self._reported_newest()) is not None and self._is_exact(newest):
             self._write(msgspec.structs.replace(newest, generation=self._worker.groups.generation))
@@ -102,8 +102,8 @@ class ExternalDraws:
         self._calls = 0
         if rehearsal:
             return
-        if self._untold:
-            self._joined, self._untold = step, False
+        if self._draws_unknown:
+            self._joined, self._draws_unknown = step, False
         if not self.used:
             return
         self._look()

@@ -62,7 +62,7 @@ class RegroupHooks:
                     "on, and resources that were not released there are left to the `after` of the same call"
                 )
 
-    def stand(self, state: ProtectedState) -> bool:
+    def call_after_hooks(self, state: ProtectedState) -> bool:
         """Call `after` hooks that were not called for the present groups. False: an error gave the groups up again.
 
         Args:

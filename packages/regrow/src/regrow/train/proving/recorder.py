@@ -57,14 +57,14 @@ class Recorder:
         self._answers, self._over = answers, over
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._lost = self._loose = False
-        """`_lost`: an answer is not the rank's. `_loose`: an answer is not, perhaps only of a gradients' reduction."""
+        self._forward_foreign = self._any_foreign = False
+        """`_any_foreign`: an answer is not the rank's. `_forward_foreign`: one that is no gradients' reduction."""
         self._hooks: list[Any] = []
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def given(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        """As `Tape.given`. Raises `GenerationHalted` if the body is to be given up."""
+    def record(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
+        """As `Tape.record`. Raises `GenerationHalted` if the body is to be given up."""
         if self.paused:
             return None
         if self._over():
@@ -87,8 +87,8 @@ class Recorder:
                 outputs = [] if name in _SENDS else list(_tensors(args[0] if args else ()))
                 known = self._answers.take(key, outputs, backward=backward)
                 with self._lock:
-                    self._loose |= not known
-                    self._lost |= not known and not backward
+                    self._any_foreign |= not known
+                    self._forward_foreign |= not known and not backward
             except Exception as error:  # noqa: BLE001  a transport's thread must not end by it
                 self._fail(error)
 
@@ -150,7 +150,7 @@ class Recorder:
         self.stop()
         for name, digest in _generators():
             self._note(Computation.DRAWN, name, digest, f"what is drawn from {name}")
-        if self._loose:
+        if self._any_foreign:
             return
         try:
             tensors, python = changed()
@@ -196,7 +196,7 @@ class Recorder:
         self, kind: Computation, key: str, digest: int, label: str, text: str = "", *, backward: bool = False
     ) -> None:
         with self._lock:
-            free = not self._lost and (backward or not self._loose)
+            free = not self._forward_foreign and (backward or not self._any_foreign)
             self.trace.entries.append(Computed(kind, key, digest, label, text, free, backward))
 
     def _fail(self, error: Exception) -> None:

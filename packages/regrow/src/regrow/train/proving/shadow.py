@@ -46,7 +46,7 @@ _SHORT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 class ShadowedLoop(StepOwner, Protocol):
     """The loop whose steps are recorded, or shadow those of another rank."""
 
-    def stands_for(self, step: Step | None) -> None:
+    def substitute(self, step: Step | None) -> None:
         """Set the step that the script runs instead of one of this worker's own; None: that is over."""
 
     def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
@@ -238,7 +238,7 @@ class Shadow:
     def _attempt(self, order: ProveReplacement, how: str) -> Generator[Step, None, _Ran | None]:
         state, since = self._context.protected(), time.monotonic()
         variables = state.variables
-        variables.asks()
+        variables.requests_step()
         before, gradients = variables.take(), copied_gradients(state.parameters())
         try:
             ran = yield from self._run(order, how, state, since)
@@ -252,7 +252,7 @@ class Shadow:
             return None
         finally:
             self._recorder, self._proving, self._error = None, False, None
-            self._loop.stands_for(None)
+            self._loop.substitute(None)
             variables.put_back(before)
             # A body that was cut off has left gradients, to which the next would add, and its scaler's stage.
             give_gradients(state.parameters(), gradients)
@@ -284,7 +284,7 @@ class Shadow:
             except Exception as error:  # noqa: BLE001  anything that a script's loader raises
                 raised = f"its loader raises {type(error).__name__}: {error}"
             if step is not None:
-                self._loop.stands_for(step)
+                self._loop.substitute(step)
                 yield step
                 raised = self._raised()
         trace.failed = recorder.failed

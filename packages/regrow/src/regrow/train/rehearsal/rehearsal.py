@@ -85,7 +85,7 @@ class Rehearsal:
             variables.places.untouched = Untouched(note, ignores=variables.is_clock)
         variables.is_newcomer = not worker.holds_initial_state
         variables.follow(script_frames, keepers=things)
-        variables.asks()
+        variables.requests_step()
         before = variables.take()
         variables.begin()
         self.step = step = Step(self._owner, first, batch, rehearsal=True)
@@ -120,7 +120,7 @@ class Rehearsal:
         if not self._context.worker.rehearses:
             return
         variables = self._context.protected().variables
-        variables.asks()
+        variables.requests_step()
         while variables.notes:
             self._context.worker.note_of_script(variables.notes.pop())
 

@@ -27,7 +27,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 }
 
 
-def come_to(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
+def always_reached(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
     """The first statements of a block, which are reached if the block is; and True if its end may not be reached."""
     found: list[ast.stmt] = []
     for each in block:
@@ -39,9 +39,9 @@ def come_to(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
     return found, False
 
 
-def is_come_to(block: Iterable[ast.stmt], line: int) -> bool:
+def is_always_reached(block: Iterable[ast.stmt], line: int) -> bool:
     """True if a call in this line is made each time that the block is reached."""
-    return any(each.lineno <= line <= last_line(each) for each in certain_calls(come_to(block)[0]))
+    return any(each.lineno <= line <= last_line(each) for each in certain_calls(always_reached(block)[0]))
 
 
 def may_end(statement: ast.stmt, behind: int = 0) -> bool:

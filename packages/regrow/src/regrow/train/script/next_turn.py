@@ -33,7 +33,7 @@ class TakenStep(Protocol):
 S = TypeVar("S", bound=TakenStep)
 
 
-class Turns(Generic[S]):
+class LoopIterations(Generic[S]):
     """The iterations of the script's loop, each of which begins by requesting a step.
 
     Args:
@@ -46,7 +46,7 @@ class Turns(Generic[S]):
         self._walks: list[weakref.ref[Iterator[Any]]] = []
         self._asked: Asking | None = None
 
-    def goes_through(self, iterator: Iterator[Any]) -> None:
+    def add_iterator(self, iterator: Iterator[Any]) -> None:
         """Note an iterator that the script uses: the steps first, then one that passes them on."""
         self._walks.append(weakref.ref(iterator))
 
@@ -54,7 +54,7 @@ class Turns(Generic[S]):
         """Iterators that the script uses, the steps first; None in place of those that are gone."""
         return [each() for each in self._walks]
 
-    def asks(self, frame: FrameType) -> None:
+    def requests_step(self, frame: FrameType) -> None:
         """Note that this frame, or a caller of it, requests the next step."""
         self._asked = asking(frame)
 
@@ -64,7 +64,7 @@ class Turns(Generic[S]):
 
     def known(self, frame: FrameType) -> bool:
         """True if the loop that requests steps, in this frame or a caller's, can be sent to its next iteration."""
-        self.asks(frame)
+        self.requests_step(frame)
         asker = asking_frame(frame)
         return self._asked is not None and asker is not None and loop_at(asker, self._asked.instruction) is not None
 

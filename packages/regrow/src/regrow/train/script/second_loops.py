@@ -18,11 +18,11 @@ from regrow.train.script.certain_ways import (
     EXITS,
     LATER,
     RAISE,
+    always_reached,
     called_in,
     calling,
     certain_calls,
-    come_to,
-    is_come_to,
+    is_always_reached,
     is_tried,
     line_of,
     may_end,
@@ -97,7 +97,7 @@ def _certain_second(frames: list[FrameType], session: object) -> str:
                 return "" if _may_end([*passed, *between], frames, at) else followed
         if may_leave(scope.body, frame.f_lineno):
             return ""
-        certain = certain and is_come_to(scope.body, frame.f_lineno)
+        certain = certain and is_always_reached(scope.body, frame.f_lineno)
         passed += rest
     return ""
 
@@ -154,7 +154,7 @@ def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, fram
         if not isinstance(loop, ast.While) or not loop.body[0].lineno <= frame.f_lineno <= last_line(loop.body[-1]):
             continue
         own = {name: value for name, value in _variables(frame).items() if name not in shared}
-        if is_come_to(loop.body, frame.f_lineno) and turns_again(loop, frame.f_lineno, own):
+        if is_always_reached(loop.body, frame.f_lineno) and turns_again(loop, frame.f_lineno, own):
             return loop
     return None
 
@@ -254,7 +254,7 @@ def _ahead(block: list[ast.stmt], line: int) -> tuple[list[ast.stmt], bool] | No
             later = []  # an error in the first training would skip these
         if ends or may_end(statement, behind=line):
             return later, True
-        more, ends = come_to(block[at + 1 :])
+        more, ends = always_reached(block[at + 1 :])
         return later + more, ends
     return None
 
@@ -283,5 +283,5 @@ def _trains(function: FunctionType, names: frozenset[str], deep: int) -> bool:
     tree = _parsed(text_of(function.__code__.co_filename, function.__globals__))
     if tree is None or function.__code__.co_flags & _LAZY:
         return False
-    statements, _ = come_to(_scope(tree, function.__code__).body)
+    statements, _ = always_reached(_scope(tree, function.__code__).body)
     return any(_begins(call, function.__globals__, names, deep) for call in certain_calls(statements))

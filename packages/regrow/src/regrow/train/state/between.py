@@ -72,7 +72,7 @@ class Between:
         self._before = self._looker.look(closely=closely)
         self._closely = closely
 
-    def over(self, step: StepNo) -> None:
+    def after_last_step(self, step: StepNo) -> None:
         """Begin after the last step: the state is at `step`, and all code that follows counts."""
         if self._passing and self._commit.taken:
             self._commit.put_back()
@@ -84,8 +84,8 @@ class Between:
         self._commit.take(self._looker.large() if closely else self._known() | self._looker.likely())
 
     def passes_by(self, step: StepNo) -> None:
-        """As `over`, while the script still runs code that all others have run before: its changes are put back."""
-        self.over(step)
+        """As `after_last_step`, while the script still runs code that all others have run: its changes are put back."""
+        self.after_last_step(step)
         self._passing = True
 
     def rehearsed(self) -> None:
@@ -102,7 +102,7 @@ class Between:
         if self._committed_at != step or not self._commit.taken:
             self.committed(step)
 
-    def stands(self) -> None:
+    def effects_included(self) -> None:
         """Note that the state includes the effects of this time's code: changes by the script's run are put back."""
         self._committed_at, self._before = NO_STATE, None
         closely = self._steps < _LEARNT_AFTER

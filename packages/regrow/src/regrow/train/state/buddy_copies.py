@@ -53,7 +53,7 @@ class BuddyCopies:
         if self._keeper.take(state, step, rank, state.layout(), asked=True) is None:
             self._link.send(StateKept(worker, step, f"rank {rank} has no memory for a copy of its state"))
 
-    def settle(self) -> None:
+    def await_stored(self) -> None:
         """Wait until the newest copy is stored, before the state changes.
 
         So at most `every` steps can be lost. If the wait takes too long, training goes on without the copy.

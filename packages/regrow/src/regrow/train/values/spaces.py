@@ -44,14 +44,14 @@ class Spaces:
         """Nothing is followed any more."""
         self._frames = None
 
-    def asks(self) -> bool:
+    def requests_step(self) -> bool:
         """The script asks for a step. True if other names are followed from now on."""
         found, changed = self._namespaces(), False
         if not self._has_read and self._frames is not None:
             loop = loop_read(self._frames())
             self.reads, self._has_read, changed = None if loop is None else loop[1], True, True
             if self.untouched is not None:
-                self.untouched.asks(self._frames())
+                self.untouched.requests_step(self._frames())
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():

@@ -35,7 +35,7 @@ class Untouched:
         self._missed: dict[str, None] = {}
         self._counting = False
 
-    def asks(self, frames: Iterable[FrameType]) -> None:
+    def requests_step(self, frames: Iterable[FrameType]) -> None:
         """The loop at the present line of one of these asks for a step."""
         if found := loop_read(frames):
             space, self._reads = namespaces([found[0]])[0], found[1]

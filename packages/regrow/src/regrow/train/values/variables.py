@@ -129,10 +129,10 @@ class Variables:
         self._glances = {}
 
     @leaves_training_alone
-    def asks(self) -> None:
+    def requests_step(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
-        if self.places.asks():
+        if self.places.requests_step():
             self._glances = {}
 
     @leaves_training_alone

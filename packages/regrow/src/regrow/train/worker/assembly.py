@@ -65,7 +65,7 @@ class Assembly:
             hydration=env.spec.hydration,
         )
         server.open()
-        for why in server.unheard:
+        for why in server.failed_addresses:
             self.link.send(facts.WorkerNoted(env.worker, why))
         if env.begins and env.local_rank == 0 and (lacking := lacks(env.spec.hydration)):
             self.link.send(facts.WorkerNoted(env.worker, f"state is read over sockets: {lacking}"))

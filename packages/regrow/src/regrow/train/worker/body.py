@@ -136,9 +136,9 @@ class Body(CallObserver):
         try:
             yield
             if self.updated:
-                self._counts.whole()
+                self._counts.completed()
         finally:
-            self.updates.rest()
+            self.updates.end_body()
             self.rehearsing = False
 
     def watch(self, objects: Iterable[object]) -> None:
@@ -164,7 +164,7 @@ class Body(CallObserver):
     def left(self) -> None:
         """The script has left the body; the code that follows is not part of it."""
         self.entered = False
-        self.updates.rest()
+        self.updates.end_body()
         if self.rehearsing:
             self.updates.ended()
 
@@ -177,7 +177,7 @@ class Body(CallObserver):
         """
         if self.rehearsing:
             self.updated = True
-            self._counts.asks()
+            self._counts.must_vote()
             self.updates.began(closure=closure)
             return
         if not self.begun or self.recovery is None or self._control.updating:
@@ -186,14 +186,15 @@ class Body(CallObserver):
         if self._finite is not None:
             self._finite.look()
         if not self._whole:
-            self._gate.enter(last_collective, self.recovery, interrupted=self.interrupt.struck, asks=self._asks())
+            cut_off = self.interrupt.struck
+            self._gate.enter(last_collective, self.recovery, interrupted=cut_off, must_vote=self._must_vote())
         self.updates.began(closure=closure)
 
-    def _asks(self) -> bool:
+    def _must_vote(self) -> bool:
         """True if the others must be asked before the update. Raises `CollectiveMisuse` if no collective was called."""
         if not self._counted or self._control.halted:
             return False
-        asks = self._counts.asks()
+        must_vote = self._counts.must_vote()
         if self._counts.skipped:
             raise CollectiveMisuse(
                 f"the body of step {self._control.step} has called no collective up to its update, as each body before "
@@ -201,18 +202,18 @@ class Body(CallObserver):
                 hint="a body that was cut off has left a setting that keeps the next one from reducing; set it anew "
                 "where a body begins",
             )
-        return asks
+        return must_vote
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
         """Commit a body that ended without an error; False if it must run again all the same.
 
         A body that has not passed the gate does so now. Raises what `before_update` raises.
         """
-        self.updates.rest()
+        self.updates.end_body()
         self.own.end()
         if self.begun and self.recovery is not None and not self._control.updating:
             whole, cut_off = self._control.all_whole, self.interrupt.struck
-            self._gate.enter(last_collective, self.recovery, interrupted=cut_off, asks=self._asks() or whole)
+            self._gate.enter(last_collective, self.recovery, interrupted=cut_off, must_vote=self._must_vote() or whole)
         self._faults.leave()
         self._faults.inject(FaultStage.COMMIT, self._control.step)
         return self.conclude()
@@ -226,7 +227,7 @@ class Body(CallObserver):
             self.begun = self._whole = False
             self.updates.ended()
             if self._counted:
-                self._counts.whole()
+                self._counts.completed()
         return done
 
     @property
@@ -242,7 +243,7 @@ class Body(CallObserver):
     @property
     def complete(self) -> bool:
         """True if all changes of this step are made, so that an error now comes after it."""
-        return self.begun and self._control.updating and self.updates.whole
+        return self.begun and self._control.updating and self.updates.complete
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
         """Undo the changes of a failed attempt, and report the error unless the generation is over already."""
@@ -326,5 +327,5 @@ class Body(CallObserver):
         """End a restartable function that returned; number `following` may run next."""
         self._faults.leave()
         self._control.restart_index, self.begun, self.entered = following, False, False
-        self._control.rest()
+        self._control.end_without_update()
         self._link.board.enter(Phase.OUTSIDE)

@@ -67,7 +67,7 @@ class Comparison:
 
     # --- joining a generation ----------------------------------------------------------------------------------
 
-    def stand(self, form: orders.FormGeneration) -> None:
+    def join(self, form: orders.FormGeneration) -> None:
         """Learn from a new membership which ranks are replicas of each other."""
         holdings = [member.holding for member in form.members]
         self._holding = next(member.holding for member in form.members if member.rank == form.rank)

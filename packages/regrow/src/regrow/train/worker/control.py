@@ -110,9 +110,9 @@ class Control(WorkerPlace):
         """Restartable function after its last step that this worker is in or may run next, from 1; 0: none."""
         self.first_restart = 0
         """Value of `restart_index` when a step has been committed."""
-        self._untold: Generation | None = None
+        self._unreported_halt: Generation | None = None
         self._waiting = False  # whether the script waits for the coordinator's verdict
-        self._stood: Generation | None = None
+        self._wait_reported: Generation | None = None
         """Newest generation for which it was reported that the script waits for the next one."""
 
     def start(self) -> None:
@@ -174,7 +174,7 @@ class Control(WorkerPlace):
                 self._form = None
             state_at = self._transaction.halt(order.generation).state_at
             ready = self._transaction.is_ready
-            self._untold = order.generation if state_at is None else None
+            self._unreported_halt = order.generation if state_at is None else None
             self._changed.notify_all()
         self._stop()
         if state_at is not None:
@@ -189,12 +189,12 @@ class Control(WorkerPlace):
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
         with self._changed:  # so that the script cannot report that it waits before this reports that it does not yet
-            stands = self._waiting
-            if stands:
-                self._stood = generation
+            waits = self._waiting
+            if waits:
+                self._wait_reported = generation
             index = self.first_restart if ready else self.restart_index  # where it will be when it has rolled forward
             name = self.link.env.worker
-            halted = facts.WorkerHalted(name, generation, state_at, ready, index, self.verified, stands=stands)
+            halted = facts.WorkerHalted(name, generation, state_at, ready, index, self.verified, stands=waits)
             if self.whole_body or state_at == NO_STATE:
                 halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
             self.link.send(halted)
@@ -205,7 +205,7 @@ class Control(WorkerPlace):
         with self._changed:
             self._waiting = True
             halted, state_at = self._transaction.halted, self._transaction.state_at
-            if halted is not None and state_at is not None and halted != self._stood:
+            if halted is not None and state_at is not None and halted != self._wait_reported:
                 self._send_halted(halted, state_at, self._transaction.is_ready)
             try:
                 yield
@@ -217,7 +217,7 @@ class Control(WorkerPlace):
         with self._changed:
             if self._transaction.pass_boundary(self.generation):
                 return True
-            self._untold = self.generation
+            self._unreported_halt = self.generation
         self.on_stop()
         self._notify()
         return False
@@ -266,10 +266,10 @@ class Control(WorkerPlace):
             self._transaction.fail()
         self._notify()
 
-    def rest(self) -> None:
+    def end_without_update(self) -> None:
         """End a body that had no update and no error."""
         with self._changed:
-            self._transaction.rest()
+            self._transaction.end_without_update()
         self._notify()
 
     @property
@@ -323,10 +323,10 @@ class Control(WorkerPlace):
     def _notify(self) -> None:
         """Report the state's position, if it was not known when the halt came."""
         with self._changed:
-            generation, state_at = self._untold, self._transaction.state_at
+            generation, state_at = self._unreported_halt, self._transaction.state_at
             if generation is None or state_at is None:
                 return
-            self._untold, ready = None, self._transaction.is_ready
+            self._unreported_halt, ready = None, self._transaction.is_ready
         self._send_halted(generation, state_at, ready)
 
     @property

@@ -74,7 +74,7 @@ class Recovery:
         """Time that the newest update has waited for readers of this worker's state."""
         self.sharded = False
         """True if ranks of this generation hold different parts of the state."""
-        self._stood = not self.link.env.begins
+        self._joined_before = not self.link.env.begins
 
     def first_look(self) -> dict[str, int]:
         """Digests of the state that this worker built, which the coordinator compares; empty if it has no replica."""
@@ -103,12 +103,12 @@ class Recovery:
         self.sharded = len({member.holding for member in form.members}) > 1
         holder = form.rank in form.holders
         if self.comparison is not None:
-            self.comparison.stand(form)
+            self.comparison.join(form)
             if holder and form.rewind:
                 self.comparison.go_back(form)
         if self.sampler is not None:
-            self.sampler.stand(form, again=self._stood)
-        self._stood = True
+            self.sampler.join(form, again=self._joined_before)
+        self._joined_before = True
         if holder and self.control.torn:
             raise StateError(f"rank {form.rank} should have state@{form.step}, but its own was torn")
         if holder:

@@ -90,7 +90,7 @@ class Sampler:
         self._made = self._looks_at_made = 0
         self._begun: _Begun | None = None
 
-    def stand(self, form: orders.FormGeneration, *, again: bool) -> None:
+    def join(self, form: orders.FormGeneration, *, again: bool) -> None:
         """Start anew in a membership. `again`: it follows another, so all is compared once, from its first step on."""
         holdings = [member.holding for member in form.members]
         self._replicated = len(set(holdings)) < len(holdings)

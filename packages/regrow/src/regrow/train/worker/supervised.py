@@ -111,7 +111,7 @@ class SupervisedWorker:
             worker.note_of_script(reported)
         FLIGHT.show = link.board.show_flight
         nccl.ERRORS.report = worker._report_groups_error
-        WAITS.standing = link.board.standing
+        WAITS.body_beats = link.board.body_beats
         return worker
 
     def _report_groups_error(self, why: str) -> None:

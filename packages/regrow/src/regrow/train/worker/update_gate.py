@@ -51,7 +51,7 @@ class UpdateGate:
         recovery: Recovery,
         *,
         interrupted: bool = False,
-        asks: bool = False,
+        must_vote: bool = False,
     ) -> None:
         """Enter the update. Raises `GenerationHalted` if protected state must stay as it is.
 
@@ -59,8 +59,8 @@ class UpdateGate:
             last_collective: makes the exchange that all ranks still need before they update.
             recovery: knows who reads this worker's state.
             interrupted: the body was cut off in a forward, though it may have gone on.
-            asks: all ranks must arrive here before any goes on, since the body is over and can still be undone, or may
-                have done something else than the others' bodies.
+            must_vote: all ranks must arrive here before any goes on, since the body is over and can still be undone,
+                or may have done something else than the others' bodies.
         """
         step = self._control.step
         self._groups.draining = True
@@ -68,7 +68,7 @@ class UpdateGate:
             last_collective()
         finally:
             self._groups.draining = False
-        if self._groups.in_flight or recovery.sharded or asks:
+        if self._groups.in_flight or recovery.sharded or must_vote:
             # A collective cut off by an abort looks finished. All other work runs in order, before the update.
             self.accelerator.wait(self.waits)
             self.waits()
@@ -81,7 +81,7 @@ class UpdateGate:
             env = self._link.env
             self.check.agree(step, rank=env.rank, world=env.world, sharded=recovery.sharded)
         self.ready()
-        if recovery.sharded or asks:
+        if recovery.sharded or must_vote:
             self._agree(step)
         self._faults.inject(FaultStage.UPDATE, step)
         recovery.withdraw(time.monotonic() + WITHDRAW_S)
@@ -106,7 +106,7 @@ class UpdateGate:
 
     def _vote(self, step: StepNo) -> bool:
         """Wait until every rank is ready; False: the generation is over, or about to be."""
-        self._copies.settle()
+        self._copies.await_stored()
         if self._over():
             return False
         try:

@@ -56,7 +56,7 @@ class Updates:
         if self._begun and size > 1 and not self.torn_apart:
             self.torn_apart = f"{name} is called"
 
-    def rest(self) -> None:
+    def end_body(self) -> None:
         """End the body: calls that follow are not part of it."""
         self._begun = False
 
@@ -69,7 +69,7 @@ class Updates:
             self._late |= changed(self._mark, witness(self._objects))
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if this body has changed everything that it usually changes in and after its update."""
         if not self._stepped or self._stepped != self._usual:
             return False
