@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := $(sort $(wildcard packages/*))
-SOURCES := $(wildcard packages/*/src) $(wildcard tests examples benchmarks website releases)
+SOURCES := $(wildcard packages/*/src packages/*/tests) $(wildcard conftest.py tests examples benchmarks website releases)
 empty :=
 space := $(empty) $(empty)
 IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
@@ -79,7 +79,7 @@ build/vllm/.installed: tests/vllm/requirements.txt tests/vllm/environment.sh
 	touch $@
 test-vllm: build/vllm/.installed
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q --durations=15 --confcutdir=tests/vllm tests/vllm \
-		tests/unit/lz/test_infer_lz_kernels.py
+		packages/lz-penalty/tests/test_infer_lz_kernels.py
 
 # Jobs on a local cluster of Ray, in an environment on top of .venv (0.3 GB more): see docs/guests.md.
 RAY := build/ray/venv

@@ -1,9 +1,11 @@
 """`python -m tests.durations REPORT.xml … docs/tests.md`: how long the tests take, file by file, from JUnit reports."""
 
 import datetime
+import hashlib
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ Written by `tests/durations.py` from reports of all but the soak tests, run four
 edit. Seconds are those of the tests themselves, fixtures included; their sum is four times the time that passed.
 
 """
+LONG_S, LONGEST_S = 60.0, 200.0
 
 
 class File(NamedTuple):
@@ -58,8 +61,21 @@ def page(found: list[File], passed_s: float, when: datetime.date, cores: int) ->
 
 def seconds(text: str) -> dict[str, float]:
     """Of the page's text, how long the tests of each file take."""
-    rows = (line.split("|") for line in text.splitlines() if line.startswith("| tests/"))
+    rows = (line.split("|") for line in text.splitlines() if line.startswith(("| tests/", "| packages/")))
     return {row[1].strip(): float(row[3]) for row in rows}
+
+
+def place(test: str, seconds: Mapping[str, float], seed: str | None = None) -> tuple[float, bytes]:
+    """Position of a test's file in the order, by how long the tests of each file take.
+
+    The longest come first; in the order of a seed long ones are in the first half, or even quarter.
+    """
+    file = test.split("::")[0]
+    took = seconds.get(file, LONG_S)
+    if seed is None:
+        return -took, file.encode()
+    drawn = hashlib.sha256(f"{seed} {file}".encode()).digest()
+    return drawn[0] // (4 if took > LONGEST_S else 2 if took > LONG_S else 1), drawn
 
 
 def main(reports: list[Path], out: Path) -> None:

@@ -477,7 +477,8 @@ def is_full(test: str) -> bool:
 
 def full_files(root: Path) -> list[str]:
     """The files with tests of the full matrix alone, by this table or by marks of their own."""
-    marked = (path for path in (root / "tests").rglob("test_*.py") if _MARK in path.read_text(encoding="utf-8"))
+    files = (*(root / "tests").rglob("test_*.py"), *root.glob("packages/*/tests/test_*.py"))
+    marked = (path for path in files if _MARK in path.read_text(encoding="utf-8"))
     return sorted({*FULL, *(str(path.relative_to(root)) for path in marked)})
 
 

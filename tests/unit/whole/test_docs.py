@@ -11,7 +11,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 OVERVIEWS = [ROOT / name for name in ("README.md", "AGENTS.md", "BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 LINKED = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), *OVERVIEWS]
 CODE = {path: path.read_text() for source in SOURCES for path in source.rglob("*.py")}
-FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
+FILES = [*CODE, *(ROOT / "tests").rglob("*.py"), *ROOT.glob("packages/*/tests/*.py"), ROOT / "conftest.py"]
 
 
 def has_method(owner: str, method: str, file: str) -> bool:

@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import place
-from tests.durations import seconds
+from tests.durations import place, seconds
 from tests.tiers import FULL, full_files
 
 ROOT = Path(__file__).parents[3]
@@ -54,4 +53,6 @@ def test_files_with_tests_of_the_full_matrix_are_known_by_the_table_and_by_their
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_marked.py").write_text("pytestmark = pytest.mark.full\n")
     (tmp_path / "tests" / "test_plain.py").write_text("def test_it() -> None: ...\n")
-    assert set(full_files(tmp_path)) == {*FULL, "tests/test_marked.py"}
+    (tmp_path / "packages" / "one" / "tests").mkdir(parents=True)
+    (tmp_path / "packages" / "one" / "tests" / "test_too.py").write_text("pytestmark = pytest.mark.full\n")
+    assert set(full_files(tmp_path)) == {*FULL, "tests/test_marked.py", "packages/one/tests/test_too.py"}

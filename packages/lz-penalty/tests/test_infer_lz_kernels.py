@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from tests.unit.lz.infer_lz_cases import assert_close, cases
+from infer_lz_cases import assert_close, cases
 
 from lz_penalty import kernels
 from lz_penalty.matches import match_lengths, window_of

@@ -5,14 +5,13 @@ SEED` shuffles them, the same way for the same seed; `--until TIME` leaves out t
 """
 
 import gc
-import hashlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,7 +50,6 @@ def nothing_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
-LONG_S, LONGEST_S = 60.0, 200.0
 LEFT_OUT = "left out: the time of this run is over"
 
 
@@ -72,19 +70,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
-def place(test: str, seconds: Mapping[str, float], seed: str | None = None) -> tuple[float, bytes]:
-    """Position of a test's file in the order, by how long the tests of each file take.
-
-    The longest come first; in the order of a seed long ones are in the first half, or even quarter.
-    """
-    file = test.split("::")[0]
-    took = seconds.get(file, LONG_S)
-    if seed is None:
-        return -took, file.encode()
-    drawn = hashlib.sha256(f"{seed} {file}".encode()).digest()
-    return drawn[0] // (4 if took > LONGEST_S else 2 if took > LONG_S else 1), drawn
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any("::" in word for word in config.args) and (gone := stale(item.nodeid for item in items)):
         raise pytest.UsageError(f"tests/tiers.py names tests that are not there: {', '.join(gone)}")
@@ -97,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             f"tests/tiers.py does not know that tests of these are full: {', '.join(sorted(unseen))}"
         )
     seconds = durations.seconds((config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8"))
-    items.sort(key=lambda item: place(item.nodeid, seconds, config.getoption("--order")))
+    items.sort(key=lambda item: durations.place(item.nodeid, seconds, config.getoption("--order")))
 
 
 def pytest_collection_finish() -> None:

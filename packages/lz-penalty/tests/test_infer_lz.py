@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.lz.infer_lz_cases import Case, assert_close, cases, logits_of, taken
+from infer_lz_cases import Case, assert_close, cases, logits_of, taken
 
 from lz_penalty.matches import Matches, window_of
 from lz_penalty.parameters import MODES, LZParameters, Mode

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.clusters.test_slurm_draining import Cluster, Coordinator
-from tests.unit.clusters.test_slurm_draining import view as seen
+from test_slurm_draining import Cluster, Coordinator
+from test_slurm_draining import view as seen
 from tests.unit.membership.elastic_job import candidates, comes, drain, lose, scale, stop
 from tests.unit.membership.membership_job import Job
 

@@ -11,8 +11,8 @@ import dill  # type: ignore[import-untyped]
 import numpy
 import pytest
 import torch
-from tests.unit.lz.infer_lz_cases import logits_of
-from tests.unit.lz.infer_lz_servers import SGLANG, SglangInterface, install, load
+from infer_lz_cases import logits_of
+from infer_lz_servers import SGLANG, SglangInterface, install, load
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lz_penalty import sglang_processor

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.lz.infer_lz_cases import logits_of
-from tests.unit.lz.infer_lz_servers import (
+from infer_lz_cases import logits_of
+from infer_lz_servers import (
     SGLANG,
     V1,
     V2,

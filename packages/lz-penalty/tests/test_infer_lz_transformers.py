@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.lz.infer_lz_cases import logits_of
+from infer_lz_cases import logits_of
 from torch import Tensor
 
 from lz_penalty.parameters import LZParameters

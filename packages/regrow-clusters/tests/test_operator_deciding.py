@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.clusters.test_operator_pods import changed, job, running
+from test_operator_pods import changed, job, running
 
 from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, HealthVerdict, Severity
