@@ -16,7 +16,8 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import EXACT_KINDS, by_name
-from regrow.train.attributes.hanging import MAPPINGS, PlainCopy, identical, refill
+from regrow.train.attributes.hanging import MAPPINGS, identical, refill
+from regrow.train.attributes.hanging import PlainCopy as PlainCopy
 from regrow.train.values.arrays import (
     ARRAYS,
     Array,
