@@ -230,7 +230,7 @@ def test_a_server_that_does_not_take_it_costs_a_line_and_no_training(
     (tmp_path / "token").write_text("first")
     monkeypatch.setattr(CoordinatorClient, "figures", lambda _: JobFigures(5, 0))
     server = StatusServer("https://127.0.0.1:1/status", tmp_path / "ca.crt", tmp_path / "token")
-    assert "was not told" in StatusReporter(server, "127.0.0.1:1", "secret", 0).report()
+    assert "was not reported" in StatusReporter(server, "127.0.0.1:1", "secret", 0).report()
 
 
 @pytest.fixture
