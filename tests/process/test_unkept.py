@@ -24,7 +24,7 @@ def named(outcome: Outcome) -> set[str]:
 def test_what_is_not_carried_is_named_and_nothing_else(here: Site, since: str) -> None:
     calm = run(here, "calm", since)
     bodies = OWN_STEPS - int(since)
-    for final in cast(list[dict[str, list[Any]]], list(calm.finals.values())):  # as under torchrun: no rehearsal in it
+    for final in cast(list[dict[str, Any]], list(calm.finals.values())):  # as under torchrun: no rehearsal in it
         lengths = [final[f"carried {name}"][0] for name in ("history", "meter.long", "trainer.losses")]
         assert lengths == [1_500 + bodies] * 3
         assert final["carried pair"][1][1] == str(bodies) and final["carried meter.pairs"][0] == 1 + bodies

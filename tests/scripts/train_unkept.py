@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import keeping
+import keeping  # type: ignore[import-not-found]
 import numpy as np
 import torch
 from torch import nn
@@ -142,7 +142,8 @@ class Trainer:
         self.outputs = {"fake": self.fake, "wide": self.batch * 2}
         if self.cached is None:
             self.cached = torch.arange(5_000.0)
-        return self.fake + self.cached[0]
+        out: torch.Tensor = self.fake + self.cached[0]
+        return out
 
     def count(self, number: int) -> None:
         """Changes what it keeps."""
@@ -256,7 +257,7 @@ def shown(value: Any) -> Any:
     return str(value) if not hasattr(value, "__next__") else next(value)
 
 
-CARRIED = {
+CARRIED: dict[str, Callable[[], Any]] = {
     "pair": lambda: pair,
     "phase": lambda: phase,
     "history": lambda: history,
@@ -274,7 +275,7 @@ CARRIED = {
     "trainer.losses": lambda: trainer.losses,
     **{f"meter.{key}": functools.partial(getattr, meter, key) for key in vars(meter)},
 }
-NAMED = {
+NAMED: dict[str, Callable[[], Any]] = {
     "keeping.total": lambda: keeping.total,
     "kept": lambda: kept("losses"),
     "trainer.small": lambda: trainer.small,
@@ -289,7 +290,11 @@ NAMED = {
 if args.since:
     NAMED |= {"large.numbers": lambda: large.numbers, "numbers": lambda: numbers}
     NAMED |= {"stream": lambda: stream, "ahead": lambda: ahead}
-QUIET = {"lazy.big": lambda: lazy.big, "lazy.mask": lambda: lazy.mask, "trainer.cached": lambda: trainer.cached}
+QUIET: dict[str, Callable[[], Any]] = {
+    "lazy.big": lambda: lazy.big,
+    "lazy.mask": lambda: lazy.mask,
+    "trainer.cached": lambda: trainer.cached,
+}
 
 KINDS: dict[str, dict[str, Callable[[], Any]]] = {"carried": CARRIED, "named": NAMED, "quiet": QUIET}
 
@@ -301,7 +306,7 @@ for step in session.steps(loader, until=args.steps):
         scale = 1 + (slotted.mean.sum() + pair.total.sum()) / 1000
         loss = nn.functional.mse_loss(trainer.forward(x), y) * scale
         step.log(loss=loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
