@@ -115,8 +115,8 @@ def test_of_a_refusal_nobody_knows_whose_fault_it_is(status: int) -> None:
         (Answered(200, b"<html>", "text/html"), "answered HTML instead of JSON"),
         (Answered(200, b'{"choices": [', "application/json"), "a torn text"),
         (Answered(200, b"[]", "application/json"), "something else"),
-        (Answered(401, b"{}"), "wants a key"),
-        (Answered(302, b""), "leads elsewhere"),
+        (Answered(401, b"{}"), "requires a key"),
+        (Answered(302, b""), "a redirect"),
         (Unanswered("cannot be reached: no"), "cannot be reached"),
     ],
 )

@@ -208,7 +208,7 @@ def test_a_pod_begins_as_the_node_that_it_is_told_to_be(tmp_path: Path) -> None:
 
 
 def test_a_pod_that_is_not_told_does_not_begin_in_a_gang_and_joins_all_the_same(tmp_path: Path) -> None:
-    with pytest.raises(NotPlaced, match="which node of the job"):
+    with pytest.raises(NotPlaced, match="got no node number in the job"):
         placed_arguments(tmp_path, ["run"], ranked=True, domain=True, within=0.2)
     assert placed_arguments(tmp_path, ["agent"], ranked=False, domain=True, within=0.2) == ["agent"]
 

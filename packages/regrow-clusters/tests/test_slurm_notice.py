@@ -29,7 +29,7 @@ def test_an_elected_coordinator_is_asked_once_to_end_the_job_and_no_node_leaves_
     assert not told.pass_on()
     now[0] = 124.0
     assert not told.pass_on()
-    assert asked.asked == [("Slurm wants n1 back", 25.0)]
+    assert asked.asked == [("Slurm takes n1 back", 25.0)]
     now[0] = 130.0
     assert told.pass_on(), "it has not ended in its time"
 

@@ -210,7 +210,7 @@ def test_what_a_function_reads_behind_a_body_is_refused() -> None:
     shown: Any = Body(BodyBindings(writes=False))
     shown.loss = 4
     assert shows(shown, 2.0) == "loss4"
-    with pytest.raises(UsageError, match="reads `loss` behind"):
+    with pytest.raises(UsageError, match="reads `loss` after"):
         train(Body(BodyBindings(writes=False)), 3.0)
 
 
