@@ -85,7 +85,7 @@ class RowParameters:
         )
 
     def select(self, rows: Tensor) -> "RowParameters":
-        """The parameters of some rows, int64 [count], in that order; the bounds on the host stay valid."""
+        """The parameters of the rows with these indices, int64 [count]; the bounds kept on the host stay valid."""
         return self.each(lambda column: column[rows])
 
     def first(self, count: int, modes: frozenset[Mode], most_lookback: int, by_match: bool) -> "RowParameters":

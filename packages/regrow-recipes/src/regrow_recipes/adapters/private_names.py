@@ -180,7 +180,7 @@ def train_loader(loop: Any) -> Any:
 
 
 def put_loader(loop: Any, loader: Any) -> None:
-    """Give the loop this loader, over which it does not iterate itself."""
+    """Give the loop this loader if it has none; regrow iterates over it in the loop's place."""
     if loop._combined_loader is None:
         combined = importlib.import_module(f"{_root(loop.trainer)}.utilities.combined_loader").CombinedLoader
         loop._combined_loader = combined(loader, "max_size_cycle")

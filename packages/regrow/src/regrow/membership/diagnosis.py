@@ -56,7 +56,7 @@ def cut_off(error: ErrorReport) -> str:
 
 
 def nothing_between() -> str:
-    """A fault was requested at a place that this script never reaches."""
+    """Text: a fault between steps was requested, but the script has no restartable function."""
     return "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
 
 

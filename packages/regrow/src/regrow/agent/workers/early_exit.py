@@ -76,7 +76,7 @@ class EarlyExit:
                 self._thread = thread
 
     def close(self) -> None:
-        """Unmap the page, after the worker's end has ended the thread."""
+        """Unmap the page once the thread has ended; leak the page if it has not."""
         if self._thread is not None:
             self._thread.join(_END_S)
             if self._thread.is_alive():

@@ -89,7 +89,7 @@ def _passes_on(frame: FrameType) -> bool:
 def script_loops() -> bool:
     """True if the script's own code loops over the steps; False if a library or an adapter does it for the script.
 
-    The loop of a library calls the script's callbacks once for a step, and not again with a body that runs again.
+    A library's loop calls the script's callbacks once for a step, even if the body of the step runs again.
     """
     engine = __name__.partition(".")[0]
     for frame in _outwards(sys._getframe(1)):

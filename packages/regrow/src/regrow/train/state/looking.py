@@ -86,7 +86,7 @@ class Looker:
         return Scope(self._worthwhile() - self._owned(), frozenset(self._roster.objects))
 
     def large(self) -> Scope:
-        """Scope of all parameters and objects, copied to host memory."""
+        """All objects, and the parameters worth comparing, to be copied to host memory."""
         return Scope(self._worthwhile(), frozenset(self._roster.objects), host=True)
 
     def _owned(self) -> frozenset[str]:

@@ -222,7 +222,7 @@ def _with_graphs(
 
 
 def _each(calls: Iterable[Protected]) -> Iterator[tuple[str | None, str, object]]:
-    """Each object once, as it was given, with its part, and its name if the script chose one."""
+    """Chosen name or None, part, and object of each protected object, once."""
     seen: set[int] = set()
     for call in calls:
         for name, given in [*((None, thing) for thing in call.objects), *call.named.items()]:

@@ -113,7 +113,7 @@ class Proofs:
         self._made.changed(now)
 
     def _given_up(self, proof: _Open, now: Instant) -> bool:
-        """True if an ordered proof will no longer be made; then none is open."""
+        """Give the open proof up if it can no longer be made; True if so."""
         prover = self._roster.workers.get(proof.prover)
         made = prover is not None and prover is self._made.worker
         if prover is not None and (prover.spare or made) and now < proof.until:
