@@ -214,8 +214,6 @@ class Orders:
             over=over,
         )
         self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
-        if change is not None and change.before != change.after:
-            self.left.clear()  # Ranks may have been renumbered.
         for rank, worker in placed:
             worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
