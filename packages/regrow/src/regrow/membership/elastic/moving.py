@@ -152,8 +152,8 @@ class Moving:
         if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
             return
         for source, why in list(self.unfit.items()):
-            node = self._roster.nodes[source]
-            ranks = [] if node.away or node.leave_by is not None else self._ranks(source, None)
+            node = self._roster.nodes.get(source)
+            ranks = [] if node is None or node.away or node.leave_by is not None else self._ranks(source, None)
             if not ranks:
                 del self.unfit[source]
             elif not self._obstacle(ranks, source, None):
