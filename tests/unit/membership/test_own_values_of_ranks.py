@@ -6,9 +6,9 @@ from tests.unit.membership.elastic_job import candidates, elastic, lose, planned
 from tests.unit.membership.membership_job import Job
 from tests.unit.membership.test_membership_moving import move, spared
 
-from regrow.core.ids import NO_STATE, NodeId, StepNo, WorkerId
+from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.replicas import OwnValues
+from regrow.core.messages.replicas import OwnValues, ReplicasDiffer
 from regrow.core.records import WorldChanged
 
 
@@ -80,3 +80,21 @@ def test_ranks_that_have_other_numbers_since_get_nothing_by_them_though_the_size
     assert job.machine.world == 3 and job.of(2) == newcomer
     assert not job.all(WorldChanged)[1:] or job.last(WorldChanged).after == 3
     assert sent(job)[2] is None, "rank 2 of the former world is rank 1 now"
+
+
+def test_steps_that_are_undone_because_replicas_differ_leave_nothing_for_those_that_replace_them() -> None:
+    job = Job(3).trained(7)
+    for rank in job.ranks:
+        differ = ReplicasDiffer(job.of(rank), job.machine.generation, StepNo(8), [Rank(1)], [], ["model.weight"])
+        job.tell(differ)
+    for rank in job.ranks:
+        left = [*own(7, job.of(rank)), *own(8, job.of(rank))]
+        halted = facts.WorkerHalted(job.of(rank), job.machine.generation, StepNo(8), verified=StepNo(6), left=left)
+        job.tell(halted)
+    assert job.last(orders.FormGeneration).rewind
+    job.joined().stepped(6)
+    job.exited(job.of(2))
+    job.halted(0, 7)
+    job.halted(1, 7)
+    job.ready(job.of(2))
+    assert job.last(orders.FormGeneration).step == 7 and sent(job)[2] is None
