@@ -149,7 +149,8 @@ class RollingRestart:
         """
         until, since, gone = time.monotonic() + self._patience, None, False
         while (now := time.monotonic()) < until:
-            view = self._find(before.node)
+            job = self._status()
+            view = None if job is None else next((each for each in job.nodes if each.node == before.node), None)
             if view is not None:
                 gone = gone or view.away or view.left or bool(before.agent and view.agent not in ("", before.agent))
             here = gone and view is not None and not view.away and not view.draining
@@ -162,10 +163,6 @@ class RollingRestart:
         return (
             f"the command has ended with 0, but within {self._patience:g} s the node neither left the job nor came anew"
         )
-
-    def _find(self, node: NodeId) -> NodeView | None:
-        view = self._status()
-        return None if view is None else next((each for each in view.nodes if each.node == node), None)
 
     def _status(self) -> JobView | None:
         """The job's state; None if no coordinator answers at the moment, as during an election."""

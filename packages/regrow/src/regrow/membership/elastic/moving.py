@@ -170,8 +170,11 @@ class Moving:
             return None
         node = self._roster.nodes.get(move.source)
         ranks = [] if node is None or node.away else self._ranks(move.source, move.rank)
-        if not ranks or (move.rank is not None and move.world != self._roster.world):
+        resized = move.rank is not None and move.world != self._roster.world
+        if not ranks or resized:
             self.move = None  # They have moved, or a fault has moved them.
+            if resized:
+                job.orders.note(say.given_up(move.source, "the world has another size now"), now)
             return None
         homes = self._homes(move.source, move.to)
         building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}
