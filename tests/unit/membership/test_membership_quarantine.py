@@ -175,7 +175,8 @@ def test_a_script_that_fails_says_nothing_of_its_node() -> None:
 
 def test_a_node_in_quarantine_that_is_gone_for_good_is_nothing_to_the_next_coordinator() -> None:
     """Its ranks had left it, so no report and no table names it any more."""
-    job = Followed(2).trained(4)
+    job = Followed(2)
+    job.trained(4)
     job.machine.roster.add_node(facts.NodeJoined(NodeId("n1"), "host", 1, "store1")).quarantined = "its memory is bad"
     lose(job, "n1")
     other = job.successor(knowing=True)
