@@ -272,6 +272,18 @@ def test_a_change_of_size_follows_after_the_move() -> None:
     assert len(homes(moved(job))) == 2
 
 
+def test_a_move_of_one_rank_that_ends_with_a_change_of_size_is_said_to_have_come_to_nothing() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0, min_replicas=1, max_replicas=4).trained(4)
+    assert move(job, rank=3).accepted
+    lose(job, "n0")
+    lose(job, "n2")
+    for rank in (2, 3):
+        job.halted(rank, 5)
+    job.joined().stepped(5)
+    assert job.machine.world == 2 and not candidates(job)
+    assert "the ranks of n1 are not moved: the world has another size now" in " ".join(n.text for n in job.all(Noted))
+
+
 def leaving_in_the_way() -> tuple[Job, list[WorkerId]]:
     """The ranks of n1 have moved to n2, and those that had them are not gone yet."""
     job = spared()

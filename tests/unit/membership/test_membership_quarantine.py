@@ -2,16 +2,20 @@
 
 from typing import Any
 
+from tests.unit.membership.elastic_job import lose
 from tests.unit.membership.membership_job import Job
+from tests.unit.membership.test_trainings import Followed
 
-from regrow.core.ids import NodeId
+from regrow.core.ids import NodeId, Rank, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.replacements import ReplacementProven
 from regrow.core.messages.vocabulary import FaultKind, Role
 from regrow.core.records import NodeJudged, NodeQuarantined
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.launch.listing import status_lines
 from regrow.membership.machine import EndJob
+from regrow.membership.states import Training
 from regrow.observe.story import describe
 
 
@@ -167,3 +171,14 @@ def test_a_script_that_fails_says_nothing_of_its_node() -> None:
     job = nodes(2, slots=4)
     job.faulted(3, 5, kind=FaultKind.BODY)
     assert quarantined(job) == {}
+
+
+def test_a_node_in_quarantine_that_is_gone_for_good_is_nothing_to_the_next_coordinator() -> None:
+    """Its ranks had left it, so no report and no table names it any more."""
+    job = Followed(2)
+    job.trained(4)
+    job.machine.roster.add_node(facts.NodeJoined(NodeId("n1"), "host", 1, "store1")).quarantined = "its memory is bad"
+    lose(job, "n1")
+    other = job.successor(knowing=True)
+    other.handle(ReplacementProven(job.of(0), other.generation, Rank(0), StepNo(3)), 2e4)
+    assert isinstance(other.state, Training) and "n1" not in other.roster.nodes

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from regrow.core.errors import CoordinatorGone, DeadlineExceeded, RegrowError, UsageError
@@ -189,6 +190,35 @@ def test_it_waits_for_a_coordinator_that_is_gone_or_slow(
     waits = RollingRestart(lambda: job, tmp_path / "f", restart=restart, say=job.said.append, patience=60.0)
     assert waits.run() == 0
     assert len(late) == 7
+
+
+def test_an_election_as_a_node_gets_empty_is_waited_for(tmp_path: Path) -> None:
+    """The job does not answer right after the look that showed the node without ranks."""
+    job = PlayedJob()
+    status = job.status
+
+    def status_once() -> JobView:
+        view = status()
+        job.gone = 0 if job.restarted else 1
+        return view
+
+    job.status = status_once  # type: ignore[method-assign]
+    assert rolling(job, tmp_path).run([NodeId("n2")]) == 0
+    assert job.restarted == ["n2"]
+
+
+def test_a_node_that_was_given_back_meanwhile_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = PlayedJob()
+    node = job._node
+
+    def left(name: str) -> NodeView:
+        gone = name == "n0" and "n2" in job.restarted
+        return msgspec.structs.replace(node(name), away=gone or name in job.away, left=gone)
+
+    monkeypatch.setattr(job, "_node", left)
+    job.home = {1: "n1"}
+    assert rolling(job, tmp_path).run([NodeId("n2"), NodeId("n0")]) == 1
+    assert job.restarted == ["n2"] and job.said[-1].startswith("n0: it has left the job; stopped")
 
 
 class PlayedClock:

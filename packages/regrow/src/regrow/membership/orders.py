@@ -214,8 +214,6 @@ class Orders:
             over=over,
         )
         self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
-        if change is not None and change.before != change.after:
-            self.left.clear()  # Ranks may have been renumbered.
         for rank, worker in placed:
             worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
@@ -224,6 +222,7 @@ class Orders:
             receives = rank not in start.holders and restore is None and not head.restart_index
             own = next((each for each in left if receives and each.step == start.step), None)
             self._out.append(JoinGeneration(worker.worker, rank, generation, self.tables.number, faults, restore, own))
+        self.left = {} if start.rewind else self.left  # The steps that are run again may have other results.
         # Agents without ranks need the start step too, to decide which steps of their former workers count.
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.placed]
         self._out.extend(orders.NoteGeneration(node, generation, start.step) for node in elsewhere)

@@ -302,8 +302,9 @@ class Workers:
 
     def _worker_exited(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code
-        if event.left and worker.rank is not None:
-            self._orders.left[worker.rank] = event.left
+        holder = None if worker.rank is None or worker.leaver else self._roster.places.get(worker.rank)
+        if event.left and holder is not None and (worker.placed or self._roster.workers[holder].entered is None):
+            self._orders.left[_rank(worker)] = event.left
         if isinstance(self._job.state, RUNNING):
             self._ladder.newcomer_failed(worker, now)
         self._roster.move(worker, Stage.GONE, now)

@@ -113,12 +113,10 @@ class RollingRestart:
     def _one(self, node: NodeId, title: str) -> str:
         """Restart one node; returns the reason if that failed, else an empty string."""
         began = time.monotonic()
-        if problem := self._empty(node):
-            return problem
+        view = self._empty(node)
+        if isinstance(view, str):
+            return view
         self._say(f"{title} has no ranks after {time.monotonic() - began:.1f} s; it is restarted")
-        view = self._find(node)
-        if view is None:
-            return "it has left the job"
         if code := self._restart(view):
             return f"the command ended with {code}"
         if problem := self._back(view):
@@ -126,13 +124,14 @@ class RollingRestart:
         self._say(f"{title} is back after {time.monotonic() - began:.1f} s")
         return ""
 
-    def _empty(self, node: NodeId) -> str:
-        """Move the ranks of a node away; returns the reason if they are still there, else an empty string."""
+    def _empty(self, node: NodeId) -> NodeView | str:
+        """Move the ranks of a node away; returns the node, or the reason if they are still there or it has left."""
         until, refusal = time.monotonic() + self._patience, ""
         while time.monotonic() < until:
             view = self._status()
             if view is not None and node not in {worker.node for worker in view.ranks}:
-                return ""
+                there = (each for each in view.nodes if each.node == node and not each.left)
+                return next(there, "it has left the job")
             if view is not None:
                 # A refusal may be temporary: workers that leave the former node still hold their slots.
                 answer, known = self._ask(node), refusal
@@ -150,7 +149,8 @@ class RollingRestart:
         """
         until, since, gone = time.monotonic() + self._patience, None, False
         while (now := time.monotonic()) < until:
-            view = self._find(before.node)
+            job = self._status()
+            view = None if job is None else next((each for each in job.nodes if each.node == before.node), None)
             if view is not None:
                 gone = gone or view.away or view.left or bool(before.agent and view.agent not in ("", before.agent))
             here = gone and view is not None and not view.away and not view.draining
@@ -163,10 +163,6 @@ class RollingRestart:
         return (
             f"the command has ended with 0, but within {self._patience:g} s the node neither left the job nor came anew"
         )
-
-    def _find(self, node: NodeId) -> NodeView | None:
-        view = self._status()
-        return None if view is None else next((each for each in view.nodes if each.node == node), None)
 
     def _status(self) -> JobView | None:
         """The job's state; None if no coordinator answers at the moment, as during an election."""

@@ -152,8 +152,8 @@ class Moving:
         if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
             return
         for source, why in list(self.unfit.items()):
-            node = self._roster.nodes[source]
-            ranks = [] if node.away or node.leave_by is not None else self._ranks(source, None)
+            node = self._roster.nodes.get(source)
+            ranks = [] if node is None or node.away or node.leave_by is not None else self._ranks(source, None)
             if not ranks:
                 del self.unfit[source]
             elif not self._obstacle(ranks, source, None):
@@ -170,8 +170,11 @@ class Moving:
             return None
         node = self._roster.nodes.get(move.source)
         ranks = [] if node is None or node.away else self._ranks(move.source, move.rank)
-        if not ranks or (move.rank is not None and move.world != self._roster.world):
+        resized = move.rank is not None and move.world != self._roster.world
+        if not ranks or resized:
             self.move = None  # They have moved, or a fault has moved them.
+            if resized:
+                job.orders.note(say.given_up(move.source, "the world has another size now"), now)
             return None
         homes = self._homes(move.source, move.to)
         building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}

@@ -141,6 +141,7 @@ class Regroup:
         for worker in newcomers:
             roster.nodes[worker.node].failed_candidates = 0
         roster.renumber([*staying, *newcomers], now)
+        self._orders.left.clear()  # It is by the former ranks.
 
     def move(
         self,
