@@ -208,6 +208,17 @@ class Flags(enum.Flag):
     A, B = 1, 2
 
 
+class Odd(enum.Enum):
+    """Compares in its own way."""
+
+    A = 1
+
+    def __eq__(self, other: object) -> bool:
+        raise LookupError("not asked for")
+
+    __hash__ = enum.Enum.__hash__
+
+
 class Own(NamedTuple):
     """Goes through its items in its own way."""
 
@@ -219,7 +230,7 @@ class Own(NamedTuple):
 
 def test_members_of_enums_and_named_tuples_travel_without_code_of_their_classes() -> None:
     assert decode(encode([Shade.DARK])) == [Shade.DARK]
-    for odd in (Flags.A | Flags.B, Flags.A, Own(1)):
+    for odd in (Flags.A | Flags.B, Flags.A, Odd.A, Own(1)):
         with pytest.raises(StateError, match="cannot be protected"):
             encode(odd)
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import reduce
 from inspect import getattr_static
 from pathlib import PosixPath
+from types import FunctionType
 from typing import Any, cast
 
 import msgspec
@@ -179,7 +180,8 @@ class _Packer:
 def by_name(kind: type) -> bool:
     """True for a class of named tuples, or an enum but no flags, of a module: its values are made without its code."""
     named = kind.__base__ is tuple and hasattr(kind, "_fields") and not kind.__dictoffset__
-    named = named and kind.__iter__ is tuple.__iter__ and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
+    if any(isinstance(getattr(kind, each, None), FunctionType) for each in ("__eq__", "__iter__", "__len__")):
+        return False
     members = issubclass(kind, enum.Enum) and not issubclass(kind, enum.Flag)
     return (named or members) and "<" not in kind.__qualname__
 
