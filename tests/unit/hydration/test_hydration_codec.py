@@ -1,11 +1,15 @@
+import enum
 import math
 import pickle
 import struct
+import sys
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -185,3 +189,66 @@ def test_exact_numbers_and_dates_come_back_as_they_were(value: Any) -> None:
 def test_what_makes_no_such_value_is_refused(sent: list[Any]) -> None:
     with pytest.raises(StateError):
         decode(msgspec.msgpack.encode(msgspec.msgpack.Ext(19, msgspec.msgpack.encode(sent))))
+
+
+class Shade(enum.Enum):
+    """Its names run code."""
+
+    DARK = 1
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Of one that is asked."""
+        raise LookupError("not asked for")
+
+
+class Flags(enum.Flag):
+    """A combination is no member."""
+
+    A, B = 1, 2
+
+
+class Odd(enum.Enum):
+    """Compares in its own way."""
+
+    A = 1
+
+    def __eq__(self, other: object) -> bool:
+        raise LookupError("not asked for")
+
+    __hash__ = enum.Enum.__hash__
+
+
+class Own(NamedTuple):
+    """Goes through its items in its own way."""
+
+    item: int
+
+    def __iter__(self) -> Iterator[int]:
+        raise LookupError("not asked for")
+
+
+def test_members_of_enums_and_named_tuples_travel_without_code_of_their_classes() -> None:
+    assert decode(encode([Shade.DARK])) == [Shade.DARK]
+    for odd in (Flags.A | Flags.B, Flags.A, Odd.A, Own(1)):
+        with pytest.raises(StateError, match="cannot be protected"):
+            encode(odd)
+
+
+class Holder:
+    """Has an attribute that runs code."""
+
+    @property
+    def asked(self) -> type:
+        """Where it is."""
+        raise AssertionError("code has run for a name that was received")
+
+
+def test_no_code_runs_for_a_name_that_was_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("lazy")
+    module.holder, module.__getattr__ = Holder(), lambda name: Holder().asked
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    for path in ("absent", "holder.asked"):
+        sent = msgspec.msgpack.Ext(codec._BY_NAME, msgspec.msgpack.encode(["lazy", path]))
+        with pytest.raises(StateError):
+            decode(msgspec.msgpack.encode(sent))

@@ -1,5 +1,6 @@
 """Odd things around a loop end neither a training nor its following; flags are told beside what is made apart."""
 
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,9 @@ import torch
 
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes
+from regrow.train.rehearsal.unprotected_changes import Unprotected, reachable
 from regrow.train.script.callers import script_frames
+from regrow.train.state.protected import ProtectedState
 from regrow.train.values.variables import Variables
 
 
@@ -194,3 +197,28 @@ def test_what_each_rank_has_found_out_for_itself_in_its_rehearsal_is_not_told_to
         if number != 0:
             newcomer.ask(1)
     assert (newcomer.rank, newcomer.count) == (1, told.count + 1)
+
+
+class Lengthless(list[int]):
+    """Raises wherever it is gone through."""
+
+    def __len__(self) -> int:
+        raise LookupError("not there")
+
+    __iter__ = __len__  # type: ignore[assignment]
+
+
+class Elsewhere:
+    """Raises wherever its class is asked for, as one that stands for something that is not there."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise LookupError("not there")
+
+
+def test_odd_things_do_not_end_the_search_for_what_is_not_protected() -> None:
+    odd, proxy, after = Lengthless(), Elsewhere(), [torch.Generator()]
+    net = torch.nn.Linear(1, 1)
+    watched = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
+    watched.stop()
+    assert "after[0]" in dict(reachable([sys._getframe()])) and odd is not proxy and after

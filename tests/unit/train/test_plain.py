@@ -156,6 +156,18 @@ def test_a_list_that_is_only_added_to_may_hold_anything_and_be_long(added: list[
         keep(grown)
 
 
+def test_keys_that_are_tuples_come_back_as_they_were() -> None:
+    table: dict[Any, float] = {(0, 1): 0.5, ("a", 2): 1.0, frozenset({1}): 2.0, "b": 3.0}
+    before, then = keep(table), dict(table)
+    assert still(before, table) and same(before, keep(table))
+    table[0, 1] += 1
+    table[5, 6] = 1.0
+    assert copied(before) == then and decode(encode(copied(before))) == then
+    assert put_back(before) is table and table == then and (0, 1) in table
+    with pytest.raises(NotPlain):
+        keep({(torch.zeros(1), 1): 0.0}, Keep.CONTENT)
+
+
 def test_a_long_list_is_told_with_what_was_in_it() -> None:
     grown = [0.5] * 5_000
     before = keep(grown, Keep.ITSELF)

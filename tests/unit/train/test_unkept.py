@@ -1,5 +1,6 @@
 """Values that nobody carries are named where a newcomer lacks them, by a fingerprint; those that are alike are not."""
 
+import enum
 import functools
 import itertools
 import sys
@@ -46,6 +47,22 @@ def in_loop(thing: Any, protected: tuple[object, ...] = ()) -> Variables:
     return variables
 
 
+class Flags(enum.Flag):
+    """A combination of which is no member."""
+
+    A, B = 1, 2
+
+
+COUNTS = {str(number): 1.0 for number in range(1_500)}
+
+
+def an_enum() -> Any:
+    class Inside(enum.Enum):
+        A, B = 1, 2
+
+    return Inside
+
+
 def lacking(change: Callable[[Any], object], make: Callable[[], Any], *, alike: bool = False) -> list[str]:
     """Names that a newcomer tells that begins with what `make` gives, where its giver has changed that."""
     box = Box(make())
@@ -83,6 +100,11 @@ FORMS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
     "a large dictionary": (set_value(700, 1.0), lambda: dict.fromkeys(range(1_500), 0.0)),
     "a large set": (lambda box: box.value.add(-1), lambda: set(range(1_500))),
     "a list of numbers, in its middle": (set_value(700, 1.0), lambda: [0.0] * 1_500),
+    "negative numbers": (set_value(700, -2.0), lambda: [-1.0] * 1_500),
+    "names of counts": (lambda box: box.value.update(b=box.value.pop("a")), lambda: {"a": 1.0, **COUNTS}),
+    "a sparse tensor": (lambda box: box.value.mul_(2), lambda: torch.eye(3).to_sparse()),
+    "an enum of a function": (lambda box: setattr(box, "value", an_enum()["B"]), lambda: an_enum()["A"]),
+    "flags": (lambda box: setattr(box, "value", Flags.A | Flags.B), lambda: Flags.A),
     "a list of objects": (lambda box: box.value.append(Box(1)), lambda: [Box(0)]),
     "a count": (advance, itertools.count),
     "an iterator": (advance, lambda: iter([1, 2, 3])),
@@ -97,6 +119,22 @@ FORMS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
 def test_what_a_newcomer_lacks_is_named_and_what_it_has_is_not(form: str) -> None:
     assert lacking(*FORMS[form]) == ["thing.value"]
     assert lacking(*FORMS[form], alike=True) == []
+
+
+EQUAL: dict[str, Callable[[], Any]] = {
+    "losses without a number": lambda: [float("nan")] * 1_500,
+    "an enum of objects": lambda: [Box(0), enum.Enum("Made", {"A": object()})["A"]],
+    "an array of objects": lambda: np.array([Box(0), None]),
+}
+
+
+@pytest.mark.parametrize("form", EQUAL)
+def test_what_is_equal_in_two_processes_is_not_named(form: str) -> None:
+    box = Box(EQUAL[form]())
+    variables = in_loop(box)
+    box.value = EQUAL[form]()
+    assert [place for place in variables.encoded() if place == "\tobject thing\nvalue"] == [] == variables.notes
+    assert "object thing" in variables.places.now()
 
 
 def test_values_that_never_change_in_a_cache_are_nothing_to_be_named() -> None:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from operator import attrgetter
+from functools import reduce
+from inspect import getattr_static
 from pathlib import PosixPath
+from types import FunctionType
 from typing import Any, cast
 
 import msgspec
@@ -167,7 +169,7 @@ class _Packer:
             code = _NUMPY_SCALAR if isinstance(value, np.generic) else _NUMPY_ARRAY
             return code, _encoder.encode([value.dtype.str, list(value.shape), value.tobytes()])
         if by_name(kind):
-            items = [value.name] if isinstance(value, enum.Enum) else list(cast(tuple[object, ...], value))
+            items = [value._name_] if isinstance(value, enum.Enum) else list(cast(tuple[object, ...], value))
             return _BY_NAME, _encoder.encode([kind.__module__, kind.__qualname__, *self._items(items, path, depth)])
         raise StateError(
             f"{path or 'the state'}: {kind.__name__} cannot be protected",
@@ -176,13 +178,16 @@ class _Packer:
 
 
 def by_name(kind: type) -> bool:
-    """True for a class of named tuples, or an enum, of a module: its values are made without any of its code."""
+    """True for a class of named tuples, or an enum but no flags, of a module: its values are made without its code."""
     named = kind.__base__ is tuple and hasattr(kind, "_fields") and not kind.__dictoffset__
-    return (named or issubclass(kind, enum.Enum)) and "<" not in kind.__qualname__
+    if any(isinstance(getattr(kind, each, None), FunctionType) for each in ("__eq__", "__iter__", "__len__")):
+        return False
+    members = issubclass(kind, enum.Enum) and not issubclass(kind, enum.Flag)
+    return (named or members) and "<" not in kind.__qualname__
 
 
 def _of_class(module: str, path: str, *items: Any) -> object:
-    kind = attrgetter(path)(sys.modules[module])  # nothing is imported for a name
+    kind: Any = reduce(getattr_static, path.split("."), sys.modules[module])  # imports nothing, and runs no code
     if not isinstance(kind, type) or not by_name(kind):
         raise ValueError(f"{path} is no class of named tuples")
     return kind.__members__[items[0]] if isinstance(kind, enum.EnumMeta) else tuple.__new__(cast(Any, kind), items)

@@ -41,7 +41,7 @@ def is_generator_state(thing: object) -> bool:
     """True for a value of `torch.get_rng_state()` or `numpy.random.get_state()`, which is not a plain value."""
     if isinstance(thing, torch.Tensor):
         return thing.dtype is torch.uint8 and thing.shape == (_OF_TORCH,) and thing.device.type == "cpu"
-    return isinstance(thing, tuple) and len(thing) == 5 and isinstance(thing[0], str) and thing[0] == "MT19937"
+    return type(thing) is tuple and len(thing) == 5 and isinstance(thing[0], str) and thing[0] == "MT19937"
 
 
 def look(environment: object) -> dict[str, object]:

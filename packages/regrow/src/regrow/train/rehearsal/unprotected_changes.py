@@ -83,12 +83,13 @@ class Unprotected:
         self._frames = list(frames)
         frames = self._frames
         for name, each in reachable(frames):
-            if isinstance(each, Looked) and id(each) not in known:
-                self._things[name] = each
-            elif id(each) not in known | mine and environments.is_environment(each):
-                self._environments[name] = each
-            elif id(each) not in known | mine and iterators.is_scripts_own(each):
-                self._iterators[name] = each
+            with contextlib.suppress(Exception):  # as in `reachable`
+                if isinstance(each, Looked) and id(each) not in known:
+                    self._things[name] = each
+                elif id(each) not in known | mine and environments.is_environment(each):
+                    self._environments[name] = each
+                elif id(each) not in known | mine and iterators.is_scripts_own(each):
+                    self._iterators[name] = each
         self._seeding = Seeding(each for each in self._things.values() if seeds and isinstance(each, Generator))
         self.seeded: set[str] = set()
         """Names of generators that the body has seeded before it drew from them."""
@@ -306,7 +307,8 @@ def reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
             seen.add(id(thing))
             if id(thing) not in _OWN_GENERATORS:
                 yield name, thing
-            around += _held(name, thing)
+            with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+                around += [*_held(name, thing)]
         near = around
 
 

@@ -37,7 +37,7 @@ LEAVES = 1_000
 _MOST_GROWN = 200_000
 """Most leaves of a list that is only added to, as it is told to a newcomer."""
 _DEEP = 8
-_OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
+_COPIES, _OF_NUMPY = ARRAYS | {ArrayCopy}, frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
 _NAMES = frozenset({int, str})
 ATOMS = _NUMBERS | {str, bytes, enum.Enum, torch.dtype} | EXACT_KINDS
@@ -179,9 +179,9 @@ class _Looker:
                 return PlainCopy(value, *flat)
             if kind in MAPPINGS:
                 for key, item in cast(dict[object, object], value).items():
-                    if type(key) in ARRAYS:
+                    if not _COPIES.isdisjoint(map(type, atoms(self.keep(key, _DEEP - 1)))):
                         raise NotPlain
-                    keys.append(self.keep(key, _DEEP - 1))
+                    keys.append(key)  # itself: a tuple, too, never changes
                     items.append(self.keep(item, depth + 1))
             else:
                 items.extend(self.keep(item, depth + 1) for item in container)

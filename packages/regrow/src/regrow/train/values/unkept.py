@@ -5,19 +5,22 @@ They are taken as the loop begins and when a rank is replaced, never in a step. 
 
 import contextlib
 import dis
+import enum
 import functools
 import gc
+import marshal
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import CodeType, GeneratorType
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
 from regrow.train.script.namespaces import Namespace
-from regrow.train.script.source import modules_of_script, text_of
+from regrow.train.script.source import modules_of_script, text_of, tree_of
 from regrow.train.values.arrays import ARRAYS, Array, Keep, hashed, is_freed
 from regrow.train.values.plain import ATOMS, PLAIN, has_grown, plain_kind, stays_here
 from regrow.train.values.spaces import Spaces
@@ -64,7 +67,7 @@ class Unkept:
                 if key in known and not (has_grown(known[key]) or stays_here(known[key])):
                     continue
                 carried = not isinstance(space, Namespace) or self._spaces.arrays_named(key) is not Keep.NOT
-                if carried or (reads is not None and key not in reads.written) or isinstance(value, _CACHED):
+                if carried or (reads is not None and key not in reads.written) or type(value) is _CACHED:
                     with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
                         look, arrays = self._look(value, 0, there := list[Array]()), type(value) in ARRAYS
                         digest = xxhash.xxh3_64_digest(repr(look).encode("utf-8", "surrogatepass"))
@@ -76,25 +79,28 @@ class Unkept:
         kind, items = plain_kind(type(value)), list[Any]()
         if kind in ARRAYS:
             arrays.append(value)
-            return 0 if is_freed(value) else _of_array(value)
+            return _of_array(value)
+        if issubclass(kind, enum.Enum):
+            return type(value).__qualname__, repr(value._name_)
         if kind in ATOMS or kind is range:
-            return "clock" if self._is_clock(value) else repr(value)[:200]
+            return "clock" if self._is_clock(value) else (len(text := repr(value)), text[:200], text[-200:])
         if deep >= _DEEP:
             return kind.__qualname__
         if kind in PLAIN:
             items, is_set = list(value.values() if isinstance(value, dict) else value), kind in (set, frozenset)
-            if _NUMBERS.issuperset(map(type, items)) and not any(map(self._is_clock, items[-1:])):
-                return len(items), hash(frozenset(items) if is_set else tuple(items))
-            names = list(value)[-_LAST:] if isinstance(value, dict) else []
-            items = [len(items), *names, *([] if is_set else items[-_LAST:])]
-        elif isinstance(value, _CACHED):  # of what never changes, no rank needs what another has found out
+            names = list(value) if isinstance(value, dict) else []
+            if _NUMBERS.issuperset(map(type, items)) and not any(map(self._is_clock, items[-_LAST:])):
+                named = [each for each in names if type(each) is str or type(each) in _NUMBERS]
+                return xxhash.xxh3_64_intdigest(marshal.dumps([named, sorted(items, key=repr) if is_set else items], 2))
+            items = [len(items), *names[-_LAST:], *([] if is_set else items[-_LAST:])]
+        elif kind is _CACHED:  # of what never changes, no rank needs what another has found out
             found = [each for each in gc.get_referents(value) if each is not vars(value)]
             if value.cache_parameters()["maxsize"] is None:
                 found = [each for table in found if type(table) is dict for each in table.values()]
             tables = [id(each) for each in found if type(each) is dict and _LINK in str(list(map(type, each.values())))]
             items = [each for each in found if type(each) in _CHANGING and each and id(each) not in tables]
-        elif isinstance(value, GeneratorType) and (frame := value.gi_frame) is not None:
-            there = [each for each in dict(frame.f_locals).values() if plain_kind(type(each)) in ATOMS]
+        elif kind is GeneratorType and (frame := value.gi_frame) is not None:
+            there = [each for each in Namespace("", frame).read().values() if plain_kind(type(each)) in ATOMS]
             items = [frame.f_lasti, *there]
         elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
             items = list(value.__reduce__()[1:])
@@ -114,8 +120,12 @@ def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
     return found
 
 
-def _of_array(thing: Array) -> int:
-    thing = thing.to_dense() if isinstance(thing, torch.Tensor) and thing.layout is not torch.strided else thing
+def _of_array(thing: Array) -> object:
+    if is_freed(thing) or (isinstance(thing, np.ndarray) and thing.dtype.hasobject):
+        return thing.shape
+    if isinstance(thing, torch.Tensor) and thing.layout is not torch.strided:
+        parts = thing.detach().coalesce() if thing.layout is torch.sparse_coo else None
+        return thing.shape if parts is None else [_of_array(parts.indices()), _of_array(parts.values())]
     return hashed(thing if thing.nbytes <= _WHOLE else thing.reshape(-1)[:: 1 + thing.nbytes // _WHOLE])
 
 
@@ -125,14 +135,20 @@ def _carries(name: str) -> bool:
 
     False where functions, other than those that build an object, only write it: there the last step's result stands.
     """
-    texts = {text_of(getattr(each, "__file__", None) or "") for each in modules_of_script()}
-    uses = [_uses(name, compile(text, "", "exec", dont_inherit=True)) for text in texts]
+    texts = {text_of(vars(each).get("__file__") or "") for each in modules_of_script()}
+    uses = [_uses(name, code) for code in map(_compiled, texts) if code is not None]
     return "carried" in uses or "written" not in uses
+
+
+@functools.cache
+def _compiled(text: str) -> CodeType | None:
+    return None if tree_of(text) is None else compile(text, "", "exec", dont_inherit=True)
 
 
 def _uses(name: str, code: CodeType) -> str:
     inside = {_uses(name, each) for each in code.co_consts if isinstance(each, CodeType)}
-    ways = [each.opname for each in dis.get_instructions(code) if each.argval == name and each.opname in _WAYS]
+    known = dis.get_instructions(code) if name in code.co_names else ()
+    ways = [each.opname for each in known if each.argval == name and each.opname in _WAYS]
     stores = [way for way in ways if way.startswith("STORE") and code.co_name != "__init__"]
     carried = "carried" in inside or (stores and not ways[0].startswith("STORE"))
     return "carried" if carried else "written" if stores or "written" in inside else ""
