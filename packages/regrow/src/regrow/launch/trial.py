@@ -14,7 +14,6 @@ from rich.console import Console
 from regrow.core.config import Script, jobs_home
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, Seconds, StepNo
-from regrow.core.messages.vocabulary import FaultStage
 from regrow.launch.processes import end
 from regrow.launch.script import check_script
 from regrow.observe.ledger import Ledger, read_records
@@ -66,11 +65,7 @@ def plan_kills(*, ranks: int, steps: int | None = None, kills: int | None = None
     if count < 1:
         least = FIRST_KILL + TAIL
         raise UsageError(f"--steps {steps} leaves no room for a kill", hint=f"give at least {least}, and --kills 1")
-    return [Kill(f"plan-{at + 1}", *_placed(place, at)) for at, place in enumerate(places[:count])]
-
-
-def _placed(place: tuple[Rank, FaultStage], at: int) -> tuple[Rank, StepNo, FaultStage]:
-    return place[0], StepNo(FIRST_KILL + APART * at), place[1]
+    return again([Kill("", rank, StepNo(0), phase) for rank, phase in places[:count]])
 
 
 def again(kills: Sequence[Kill]) -> list[Kill]:
@@ -140,12 +135,15 @@ class _Trial:
         for _ in range(MOST_RUNS):
             if not kills:
                 return
+            kills = again(
+                kills
+            )  # The plan file names its faults by their order, so each left out renames those after it.
             plan = self._folder / f"{way}-{self._runs}.toml"
             plan.write_text("\n".join(_toml(kill) for kill in kills), encoding="utf-8")
             run = self._start(f"{count(len(kills), 'kill')}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
             results = judge(kills, run.ledger, alone, code=run.code, output=run.output)
             yield from (result for result in results if result.outcome is not Outcome.UNTRIED)
-            kills = again([result.kill for result in results if result.outcome is Outcome.UNTRIED])
+            kills = [result.kill for result in results if result.outcome is Outcome.UNTRIED]
         yield from (Result(kill, Outcome.UNTRIED) for kill in kills)
 
     def _report(self, results: dict[str, list[Result]], *, kills: int) -> int:
