@@ -359,11 +359,6 @@ def taken_over(world: int) -> str:
     return f"the coordinator works again: {world} {'rank' if world == 1 else 'ranks'}, none of them was touched"
 
 
-def agent_silent(within: Seconds) -> str:
-    """An agent has not reported its workers to a new coordinator."""
-    return f"it did not report its workers to the new coordinator within {within:g} s"
-
-
 def stopped(reason: str, step: StepNo) -> str:
     """A stop of the job was requested."""
     return f"stopped at step {step}: {reason}"
