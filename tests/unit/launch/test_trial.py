@@ -1,5 +1,6 @@
 """The runs of `regrow try`: kills are judged by the names that the job read from the plan file."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from regrow.core.messages.vocabulary import FaultSpec, FaultStage
 from regrow.core.records import FaultInjected, Record, StepCommitted
 from regrow.launch.plan import load_faults
 from regrow.launch.trial import TAIL, TrialFlags, TrialRun, _Trial, plan_kills
+from regrow.membership.diagnosis import died_building
 from regrow.observe.ledger import Ledger
 from regrow.observe.trial import Outcome, Result
 
@@ -69,3 +71,30 @@ def test_where_a_phase_is_absent_each_kill_of_the_second_way_is_judged_by_itself
         assert absent == {(Rank(rank), phase) for rank in range(2) for phase in ABSENT}
         assert len(results) == len(kills) and Outcome.UNTRIED not in found.values()
     assert "rank 1, killed at reduce" in capsys.readouterr().out
+
+
+LAUNCHED = """
+import pathlib, sys
+job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--job="))
+logs = pathlib.Path({home!r}) / job / "logs"
+logs.mkdir(parents=True)
+(logs / "rank0.log").write_text("other")
+(logs / "rank1.log").write_text("".join(f"line {{at}}\\n" for at in range(20)) + "train.py: error: no --epoch")
+(logs.parent / "events.jsonl").touch()
+sys.exit("regrow: job j: " + {told!r})
+"""
+
+
+def test_a_script_that_ends_before_its_first_step_is_reported_with_the_last_lines_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!{sys.executable}\n{LAUNCHED.format(home=str(tmp_path), told=died_building(Rank(1), 2))}")
+    launcher.chmod(0o755)
+    monkeypatch.setattr("regrow.launch.trial.jobs_home", lambda: tmp_path)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    assert _Trial(TrialFlags("train.py"), tmp_path, Console(width=200), 6).run(plan_kills(ranks=2)) == 1
+    said = capsys.readouterr().out
+    assert "the script fails without any kill (exit code 1)" in said
+    assert said.endswith("".join(f"line {at}\n" for at in range(11, 20)) + "train.py: error: no --epoch\n")
+    assert "line 10\n" not in said and "other" not in said

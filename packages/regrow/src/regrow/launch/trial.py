@@ -1,5 +1,6 @@
 """`regrow try`: runs a script undisturbed, then kills each rank in each phase, and compares the results."""
 
+import re
 import secrets
 import subprocess
 import sys
@@ -27,7 +28,8 @@ RUN_DEADLINE: Seconds = 1800.0
 MOST_RUNS = 4
 """Most runs for each way to replace a rank: the kills planned after a failed kill are retried without it."""
 WAYS = {"fork": ("--standby=0",), "standby": ("--standby=1", "--warmth=built")}
-_LAST_LINES = 12
+_LAST_LINES, _LAST_OF_RANK = 12, 10
+_IN_ITS_LOG = re.compile(r"rank (\d+) .*; its output is in its log")
 
 
 @dataclass(frozen=True)
@@ -186,11 +188,18 @@ class _Trial:
             end(process)
         took = time.monotonic() - began
         self._say(f"   {seconds(took)}, records in {jobs_home() / job}")
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return TrialRun(code, Ledger(read_records(jobs_home() / job)), "\n".join(said[-_LAST_LINES:]), took)
+        said = _last_lines(log, _LAST_LINES)
+        if code != 0 and (found := _IN_ITS_LOG.search(said)):
+            said += f":\n{_last_lines(jobs_home() / job / 'logs' / f'rank{found[1]}.log', _LAST_OF_RANK)}"
+        return TrialRun(code, Ledger(read_records(jobs_home() / job)), said, took)
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _last_lines(path: Path, most: int) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return "\n".join(text.splitlines()[-most:])
 
 
 def _toml(kill: Kill) -> str:

@@ -225,11 +225,6 @@ def budget_spent(most: int, window: Seconds, cause: str) -> str:
     )
 
 
-def restarts_spent(allowed: int, cause: str) -> str:
-    """`--max-restarts` was reached."""
-    return f"{cause}; the workers were started again {allowed} times, as --max-restarts allows"
-
-
 def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
     """Fenced workers whose end was not confirmed; at most `MOST_NAMED` by name."""
     more = f" and {len(workers) - MOST_NAMED:,} more" if len(workers) > MOST_NAMED else ""
