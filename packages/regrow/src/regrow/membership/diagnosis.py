@@ -207,11 +207,6 @@ def replicas_differ_again(cause: str) -> str:
     )
 
 
-def replicas_differ_ever(times: int, cause: str) -> str:
-    """Replicas have differed several times at the same step."""
-    return f"{cause}: {times} times at this step; look for bad memory on that node, or leave it out"
-
-
 def no_agreed_state(step: StepNo) -> str:
     """There is no common state to go back to."""
     return f"replicas differ before step {step}, and no state on which they agreed is left in any worker"
