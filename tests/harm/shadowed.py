@@ -22,7 +22,7 @@ from regrow.observe.ledger import Ledger, read_records
 
 NOT_PROVEN = "was not proven: "
 """Stands before the reason."""
-ASKS_EARLY = "the script asks for its place before its loop"
+ASKS_EARLY = "the script reads its rank before its loop"
 """Reason why its standbys wait before the script, so that none is built that could show anything."""
 _POLL_S = 0.05
 

@@ -70,14 +70,14 @@ def trained(site: Site, how: str, faults: list[Fault]) -> tuple[list[str], Ledge
 def test_what_a_script_does_on_rank_0_goes_on_whenever_it_asks_whether_it_is_that(here: Site) -> None:
     undisturbed, _, said = trained(here, "late", [])
     assert len(undisturbed) == STEPS
-    assert "asks for its place" not in said
+    assert "reads its rank" not in said
     kills = [Fault(0, 18), Fault(0, 30)]
     for how in ("environment", "late"):
         lines, ledger, said = trained(here, how, kills)
         assert len(ledger.injected) == 2, said
         assert lines == undisturbed, how
-        assert ("asks for its place before its loop" in said) == (how != "late"), said
-        assert said.count("asks for its place") <= 1
+        assert ("reads its rank before its loop" in said) == (how != "late"), said
+        assert said.count("reads its rank") <= 1
         if how == "late":
             assert "standby" in {incident.rung for incident in ledger.incidents}
         else:

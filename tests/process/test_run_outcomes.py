@@ -104,6 +104,7 @@ def test_an_operator_sees_kills_and_stops_a_job(here: Site) -> None:
         assert here.regrow("stop").returncode == 0
         assert job.wait() == 75, job.output
         assert "asked to by regrow stop" in job.output
+        assert "it can be run again, from step 0: without --checkpoint-dir nothing was saved" in job.output
     here.assert_nothing_left()
 
 

@@ -92,4 +92,4 @@ def test_a_lost_shard_with_a_durable_checkpoint_starts_again_from_it(here: Site,
     assert outcome.code == 0, outcome.output
     assert outcome.finals == undisturbed.finals
     notes = [record.text for record in read_records(here.home / "jobs" / "durable") if isinstance(record, Noted)]
-    assert any("the state of ranks 2, 3 is held by no remaining worker" in text for text in notes), notes
+    assert any("the state of ranks 2 and 3 is held by no remaining worker" in text for text in notes), notes

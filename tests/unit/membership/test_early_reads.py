@@ -127,7 +127,8 @@ def test_a_standby_whose_script_asks_early_is_ended_once_and_others_wait_before_
     job.ready(first, early=RANK)
     assert [each.worker for each in job.all(orders.FenceWorker)] == [first]
     notes = [note.text for note in job.all(Noted)]
-    assert len(notes) == 1 and "RANK at train.py:7" in notes[0] and "session.is_main" in notes[0]
+    assert len(notes) == 1 and "session.is_main inside the loop" in notes[0]
+    assert "reads its rank before its loop (RANK at train.py:7), so a standby built for one rank cannot" in notes[0]
     job.exited(first)
     assert job.standby() != first
     assert warmth(job) is Warmth.IMPORTS
@@ -136,6 +137,21 @@ def test_a_standby_whose_script_asks_early_is_ended_once_and_others_wait_before_
     job.exited(job.of(0))
     assert job.machine.roster.workers[job.of(0)].role is Role.STANDBY
     assert len(job.all(Noted)) == 1
+
+
+@pytest.mark.parametrize("moment", ["while the next one comes", "when that one waits"])
+def test_the_read_is_the_reason_why_nothing_is_proven_though_there_are_standbys(moment: str) -> None:
+    job = Job(3, standbys=1, proof=True).trained(4)
+    first = job.standby()
+    job.ready(first, early=RANK)
+    job.exited(first)
+    if moment == "when that one waits":
+        job.tell(facts.WorkerReady(job.standby(), NO_STATE, "", ""))
+    job.now += 5.0
+    job.stepped(5)
+    why = job.machine.snapshot().replaceable
+    assert "because the script reads its rank before its loop (RANK at train.py:7)" in why, why
+    assert "--standby" not in why
 
 
 @pytest.mark.parametrize("early", [{}, {PlaceInWorld.WORLD: "WORLD_SIZE at train.py:7"}])

@@ -270,7 +270,7 @@ def test_holders_of_one_part_that_fail_together_are_told_once() -> None:
         job.ready(job.of(rank), 0, holding="ab"[rank // 2], sharded=True)
     told = [note.text for note in job.all(Noted) if "hold the same part" in note.text]
     assert told == [
-        "ranks 0, 1 hold the same part of the state and are all on node n0: if it is lost, this part is too "
+        "ranks 0 and 1 hold the same part of the state and are all on node n0: if it is lost, this part is too "
         "(--buddy-every K keeps copies elsewhere)"
     ]
     for rank in job.ranks:

@@ -22,12 +22,20 @@ async def test_a_move_is_answered_with_the_machines_own_sentence() -> None:
         status, said = await ask(coordinator, "POST", "/move", b'{"node": "node0", "to": "node2", "reason": "dust"}')
         assert (status, said["accepted"], said["reason"]) == (200, True, "why")
         assert await machine.hears() == facts.MoveRequested(NodeId("node0"), None, NodeId("node2"), "dust")
-        status, said = await ask(coordinator, "POST", "/move", b'{"rank": 3}')
+        status, said = await ask(coordinator, "POST", "/move", b'{"rank": 1}')
         assert (status, said["accepted"]) == (200, False)
-        assert await machine.hears() == facts.MoveRequested(NodeId(""), Rank(3), None, "an operator asked for it")
+        assert await machine.hears() == facts.MoveRequested(NodeId(""), Rank(1), None, "an operator asked for it")
         for wrong in (b"{}", b'{"rank": 1, "node": "node0"}', b'{"rank": "all"}'):
             assert (await ask(coordinator, "POST", "/move", wrong))[0] == 400
         assert (await ask(coordinator, "POST", "/move", b"{}", Authorization="Bearer other"))[0] == 401
+
+
+async def test_a_rank_that_the_job_does_not_have_is_a_wrong_request_as_for_a_kill() -> None:
+    machine = ScriptedMachine()
+    async with serving(machine) as (coordinator, _):
+        for path, wrong in (("/move", b'{"rank": 7}'), ("/kill", b'{"fault": "f", "rank": 7}')):
+            status, answer = await ask(coordinator, "POST", path, wrong)
+            assert (status, answer["error"], answer["hint"]) == (400, "there is no rank 7", "this job has ranks 0 to 1")
 
 
 def test_a_number_is_a_rank_and_anything_else_a_node(

@@ -111,6 +111,23 @@ def test_standbys_that_wait_before_the_script_have_one_made() -> None:
     assert len(made(training(standbys=1, warmth=Warmth.IMPORTS))) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "no standby is there that could be compared (--standby 1, or --proof fork)"),
+        ({"nodes": 3, "spares": 1}, "no spare node has a standby now that could be compared"),
+        ({"standbys": 1, "warmth": Warmth.IMPORTS}, "standbys wait before the script, so none can be compared"),
+    ],
+)
+def test_without_a_comparable_standby_the_reason_is_the_right_one(changes: dict[str, Any], why: str) -> None:
+    job = Job(world=3, proof=True, **changes)
+    job.trained(4)
+    if changes.get("spares"):
+        job.tell(facts.NodeLost(NodeId("n2"), "its connection ended"))
+    passes(job)
+    assert f"not proven, because {why}" in job.machine.snapshot().replaceable
+
+
 def test_what_is_done_on_rank_0_alone_is_not_done_twice_for_a_proof() -> None:
     job = training(world=1)
     assert made(job) == [] and "rank 0 has what no other rank has" in job.machine.snapshot().replaceable

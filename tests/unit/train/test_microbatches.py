@@ -231,6 +231,13 @@ def test_micro_batches_are_gone_through_once() -> None:
         next(iter(world.dealer.batch(1, 0, 1)))
 
 
+def test_a_micro_batch_that_is_unpacked_names_its_data() -> None:
+    micros: Any = World(net()).enter()
+    with pytest.raises(UsageError, match=r"`x, y = micro\.batch`"):
+        for _x, _y in micros:
+            pass
+
+
 def test_a_log_after_the_backward_is_refused() -> None:
     world = World(net())
     micro = next(iter(world.enter()))
@@ -272,6 +279,14 @@ def test_a_step_without_micro_batches_says_so() -> None:
     step = Step(session, StepNo(0), "a batch")
     with pytest.raises(UsageError, match="step 0 has no micro-batches"):
         _ = step.microbatches
+
+
+def test_a_step_that_is_unpacked_names_the_way_to_its_batch() -> None:
+    session: Any = SimpleNamespace(rank=0, began=0)
+    step: Any = Step(session, StepNo(0), ("x", "y"))
+    with pytest.raises(UsageError, match=r"`with step as \(x, y\):`"):
+        _x, _y = step
+    assert not step.entered
 
 
 def test_ranks_without_a_wrapper_that_reduces_are_refused() -> None:

@@ -17,7 +17,7 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
     """Move ranks of JOB to a spare node while it trains. NODE: all ranks of this node; RANK: one rank, a number.
 
     Replacements start while all ranks train; at a step boundary they take over ranks and state. No step is repeated.
-    Exit code 1: the job refuses, for example because no node has room, and goes on unchanged.
+    Exit code 1: the job refuses, for example because no node has room, and goes on unchanged. 2: there is no such rank.
     """
     from regrow.core.ids import NodeId, Rank
     from regrow.membership.server.requests import MoveRequest

@@ -311,7 +311,8 @@ class _Launch:
                 self._console.say(unkept)
         if end.code != OK:
             over = end.code == RUN_AGAIN and not isinstance(end, Deposed)
-            again = f" (exit code {RUN_AGAIN}: it can be run again)" if over else ""
+            anew = "" if self._plan.checkpoint_dir else ", from step 0: without --checkpoint-dir nothing was saved"
+            again = f" (exit code {RUN_AGAIN}: it can be run again{anew})" if over else ""
             self._console.say(f"job {job}: {end.diagnosis}{again}")
         if crash:
             path = job_dir / folder.CRASH_FILE

@@ -1,5 +1,6 @@
 """`regrow try`: runs a script undisturbed, then kills each rank in each phase, and compares the results."""
 
+import re
 import secrets
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from rich.console import Console
 from regrow.core.config import Script, jobs_home
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, Seconds, StepNo
-from regrow.core.messages.vocabulary import FaultStage
 from regrow.launch.processes import end
 from regrow.launch.script import check_script
 from regrow.observe.ledger import Ledger, read_records
@@ -28,7 +28,8 @@ RUN_DEADLINE: Seconds = 1800.0
 MOST_RUNS = 4
 """Most runs for each way to replace a rank: the kills planned after a failed kill are retried without it."""
 WAYS = {"fork": ("--standby=0",), "standby": ("--standby=1", "--warmth=built")}
-_LAST_LINES = 12
+_LAST_LINES, _LAST_OF_RANK = 12, 10
+_IN_ITS_LOG = re.compile(r"rank (\d+) .*; its output is in its log")
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,7 @@ def plan_kills(*, ranks: int, steps: int | None = None, kills: int | None = None
     if count < 1:
         least = FIRST_KILL + TAIL
         raise UsageError(f"--steps {steps} leaves no room for a kill", hint=f"give at least {least}, and --kills 1")
-    return [Kill(f"plan-{at + 1}", *_placed(place, at)) for at, place in enumerate(places[:count])]
-
-
-def _placed(place: tuple[Rank, FaultStage], at: int) -> tuple[Rank, StepNo, FaultStage]:
-    return place[0], StepNo(FIRST_KILL + APART * at), place[1]
+    return again([Kill("", rank, StepNo(0), phase) for rank, phase in places[:count]])
 
 
 def again(kills: Sequence[Kill]) -> list[Kill]:
@@ -140,12 +137,15 @@ class _Trial:
         for _ in range(MOST_RUNS):
             if not kills:
                 return
+            kills = again(
+                kills
+            )  # The plan file names its faults by their order, so each left out renames those after it.
             plan = self._folder / f"{way}-{self._runs}.toml"
             plan.write_text("\n".join(_toml(kill) for kill in kills), encoding="utf-8")
             run = self._start(f"{count(len(kills), 'kill')}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
             results = judge(kills, run.ledger, alone, code=run.code, output=run.output)
             yield from (result for result in results if result.outcome is not Outcome.UNTRIED)
-            kills = again([result.kill for result in results if result.outcome is Outcome.UNTRIED])
+            kills = [result.kill for result in results if result.outcome is Outcome.UNTRIED]
         yield from (Result(kill, Outcome.UNTRIED) for kill in kills)
 
     def _report(self, results: dict[str, list[Result]], *, kills: int) -> int:
@@ -188,11 +188,18 @@ class _Trial:
             end(process)
         took = time.monotonic() - began
         self._say(f"   {seconds(took)}, records in {jobs_home() / job}")
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return TrialRun(code, Ledger(read_records(jobs_home() / job)), "\n".join(said[-_LAST_LINES:]), took)
+        said = _last_lines(log, _LAST_LINES)
+        if code != 0 and (found := _IN_ITS_LOG.search(said)):
+            said += f":\n{_last_lines(jobs_home() / job / 'logs' / f'rank{found[1]}.log', _LAST_OF_RANK)}"
+        return TrialRun(code, Ledger(read_records(jobs_home() / job)), said, took)
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _last_lines(path: Path, most: int) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return "\n".join(text.splitlines()[-most:])
 
 
 def _toml(kill: Kill) -> str:

@@ -12,6 +12,15 @@ from regrow.membership.roster import WorkerRecord
 from regrow.membership.scaling import Weighed
 
 MOST_NAMED = 8
+READS_EARLY = "the script reads its rank before its loop"
+NOTHING_BETWEEN = (
+    "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
+)
+"""A fault was requested at a place that this script never reaches."""
+NOT_ALL_TRAINING = "the coordinator works again, but not every rank was in its generation"
+"""After a takeover: the agents have answered, but some rank does not train."""
+IN_BETWEEN = "the coordinator failed while ranks were on their way into a generation"
+"""A generation is given up because the decisions about it were lost with the coordinator."""
 
 
 def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False, behind: str = "") -> str:
@@ -35,9 +44,9 @@ def unforeseen(change: str) -> str:
 def early_reads(where: str) -> str:
     """Standbys that have already run the script would be wrong for another rank."""
     return (
-        f"the script asks for its place before its loop ({where}), and its decisions would be wrong in a standby "
-        "that takes another one: from now on standbys may have to wait before the script, as with --warmth "
-        "imports. To have built standbys, ask session.is_main, session.rank or session.local_rank inside the loop"
+        f"{READS_EARLY} ({where}), so a standby built for one rank cannot take another's place: standbys now wait "
+        "before the script, which makes them slower (as with --warmth imports). To have built standbys, ask "
+        "session.rank, session.local_rank or session.is_main inside the loop instead"
     )
 
 
@@ -55,16 +64,10 @@ def cut_off(error: ErrorReport) -> str:
     return f"was cut off between two steps by a fault elsewhere: {error.message}"
 
 
-def nothing_between() -> str:
-    """Text: a fault between steps was requested, but the script has no restartable function."""
-    return "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
-
-
 def exposed(ranks: Sequence[Rank], home: str) -> str:
     """Ranks that hold the same part of the state and would fail together."""
-    listed = ", ".join(map(str, ranks))
     return (
-        f"ranks {listed} hold the same part of the state and are all on {home}: if it is lost, this part is too "
+        f"{_ranks(ranks)} hold the same part of the state and are all on {home}: if it is lost, this part is too "
         "(--buddy-every K keeps copies elsewhere)"
     )
 
@@ -117,8 +120,7 @@ def torn(ranks: Mapping[Rank, StepNo]) -> str:
         return ""
     steps = {step: [rank for rank, at in sorted(ranks.items()) if at == step] for step in sorted(set(ranks.values()))}
     parts = [
-        f"{'rank' if len(who) == 1 else 'ranks'} {' and '.join(map(str, who))} {'was' if len(who) == 1 else 'were'} in "
-        f"the middle of the update of step {step}"
+        f"{_ranks(who)} {'was' if len(who) == 1 else 'were'} in the middle of the update of step {step}"
         for step, who in steps.items()
     ]
     return f"{', '.join(parts)}, which was cut off there, so that no rank has the state from before or after it"
@@ -135,10 +137,8 @@ def uncovered(
     last = "".join(f" ({text})" for text in (reported, cut) if text)
     if not start.ranks:
         return f"no step has a whole copy of the state in the memory of the remaining workers{last}"
-    ranks = ", ".join(str(rank) for rank in start.ranks)
-    whose = f"the state of rank {ranks}" if len(start.ranks) == 1 else f"the state of ranks {ranks}"
     why = "and no copy of it is in any agent's memory" if buddy_every else "and copies are not kept (--buddy-every)"
-    return f"{whose} is held by no remaining worker, {why}{last}"
+    return f"the state of {_ranks(start.ranks)} is held by no remaining worker, {why}{last}"
 
 
 def replicas_differ(
@@ -183,10 +183,9 @@ def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
     return (
-        f"{text}. Training goes on with that, as without regrow; a replacement receives the values of another "
-        "rank. Are gradients reduced (DDP)? Protect whatever "
-        'the body changes, and what belongs to one rank in a call of its own with part=f"rank{session.rank}"; '
-        "--digest-every finds bad memory"
+        f"{text}. Training goes on with that, as without regrow; a replacement receives the values of another rank. "
+        "Are gradients reduced (DDP)? Protect whatever the body changes, and what belongs to one rank in a call of its "
+        'own with part=f"rank{session.rank}"; --digest-every finds bad memory'
     )
 
 
@@ -208,11 +207,6 @@ def replicas_differ_again(cause: str) -> str:
     )
 
 
-def replicas_differ_ever(times: int, cause: str) -> str:
-    """Replicas have differed several times at the same step."""
-    return f"{cause}: {times} times at this step; look for bad memory on that node, or leave it out"
-
-
 def no_agreed_state(step: StepNo) -> str:
     """There is no common state to go back to."""
     return f"replicas differ before step {step}, and no state on which they agreed is left in any worker"
@@ -224,11 +218,6 @@ def budget_spent(most: int, window: Seconds, cause: str) -> str:
         f"more than {most} faults within {window:g} s; the last: {cause} "
         "(raise --max-faults, or look for a bad machine)"
     )
-
-
-def restarts_spent(allowed: int, cause: str) -> str:
-    """`--max-restarts` was reached."""
-    return f"{cause}; the workers were started again {allowed} times, as --max-restarts allows"
 
 
 def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
@@ -358,21 +347,6 @@ def coordinator_failed(error: Exception) -> str:
 def taken_over(world: int) -> str:
     """After a takeover: the agents have answered and all ranks train."""
     return f"the coordinator works again: {world} {'rank' if world == 1 else 'ranks'}, none of them was touched"
-
-
-def not_all_training() -> str:
-    """After a takeover: the agents have answered, but some rank does not train."""
-    return "the coordinator works again, but not every rank was in its generation"
-
-
-def in_between() -> str:
-    """A generation is given up because the decisions about it were lost with the coordinator."""
-    return "the coordinator failed while ranks were on their way into a generation"
-
-
-def agent_silent(within: Seconds) -> str:
-    """An agent has not reported its workers to a new coordinator."""
-    return f"it did not report its workers to the new coordinator within {within:g} s"
 
 
 def stopped(reason: str, step: StepNo) -> str:

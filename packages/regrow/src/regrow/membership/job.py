@@ -120,7 +120,7 @@ class Job(JobState):
         if worker is None:
             self.orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self.world - 1}", now)
         elif fault.stage is FaultStage.BETWEEN and worker.has_session and not worker.between:
-            self.orders.add_answer(AnswerScale(False, say.nothing_between()))
+            self.orders.add_answer(AnswerScale(False, say.NOTHING_BETWEEN))
         elif self.plan.add(fault, now):
             self.orders.arm(worker, fault)
 

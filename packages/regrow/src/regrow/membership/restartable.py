@@ -273,7 +273,8 @@ class RestartableMachine:
         else:
             takeover.receive(event, now)
         if isinstance(event, facts.TimeAdvanced):
-            reason = say.agent_silent(ARRIVE_S if self._succeeds else self.spec.node_deadline)
+            within = ARRIVE_S if self._succeeds else self.spec.node_deadline
+            reason = f"it did not report its workers to the new coordinator within {within:g} s"
             for node in takeover.late(now):
                 takeover.receive(facts.NodeLost(node, reason), now)
                 self._joined.pop(node, None)

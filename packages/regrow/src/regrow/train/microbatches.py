@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,9 @@ class MicroBatch:
         self.index, self.batch, self.last = index, batch, last
         self.done = False
         self._owner = owner
+
+    def __iter__(self) -> NoReturn:
+        raise UsageError("a micro-batch cannot be unpacked, only its data can", hint="write `x, y = micro.batch`")
 
     def backward(self, loss: torch.Tensor, *, weight: int | None = None) -> None:
         """Add this micro-batch's gradient; after the last, `grad` is the gradient of the mean over the global batch.
@@ -351,12 +354,9 @@ class Dealer:
 
     def _deal(self, share: int, shares: int) -> tuple[MicroBatchRange, int]:
         if shares % self.unit:
-            raise UsageError(
-                f"{shares} ranks make up no whole replicas of {self.unit}", hint="change the number of ranks"
-            )
+            raise UsageError(f"{shares} ranks make up no whole replicas of {self.unit}", hint="change their number")
         count, replicas = self.count_for(shares), shares // self.unit
-        reason = self.refusal(replicas)
-        if reason is not None:
+        if (reason := self.refusal(replicas)) is not None:
             raise UsageError(reason, hint="change microbatches=, or the number of replicas")
         replica, place = divmod(share, self.unit)
         dealt = deal(count, replicas, replica)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 
@@ -120,6 +120,9 @@ class Step:
         if isinstance(self._batch, MicroBatches):
             self._batch.enter(self)
         return self._batch
+
+    def __iter__(self) -> NoReturn:
+        raise UsageError("a step cannot be unpacked, only its batch can", hint="write `with step as (x, y):`")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -80,7 +80,7 @@ class Moving:
         if job.world == 0 or not self._roster.places or isinstance(job.state, Building):
             return AnswerScale(False, say.NOT_YET)
         if source is None:
-            return AnswerScale(False, say.no_such_rank(event.rank or Rank(0), job.world))
+            return AnswerScale(False, f"there is no rank {event.rank}: this job has ranks 0 to {job.world - 1}")
         for node in (source, *(() if event.to is None else (event.to,))):
             if node not in there:
                 return AnswerScale(False, diagnosis.no_such_node(node, sorted(there)))

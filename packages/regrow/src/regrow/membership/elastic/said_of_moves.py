@@ -26,11 +26,6 @@ def another_first(source: NodeId) -> str:
     return f"the ranks of {source} are being moved; ask again when they are"
 
 
-def no_such_rank(rank: Rank, world: int) -> str:
-    """Refusal because the world has no such rank."""
-    return f"there is no rank {rank}: this job has ranks 0 to {world - 1}"
-
-
 def has_no_ranks(node: NodeId) -> str:
     """Refusal because the node has no ranks."""
     return f"{node} has no ranks"

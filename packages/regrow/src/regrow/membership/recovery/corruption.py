@@ -62,7 +62,8 @@ class Corruption:
             self._job.end(SCRIPT_ERROR, say.replicas_differ_again(cause), now)
             return
         if self._times >= MOST_TIMES:
-            self._job.end(RUN_AGAIN, say.replicas_differ_ever(self._times, cause), now)
+            bad = f"{cause}: {self._times} times at this step; look for bad memory on that node, or leave it out"
+            self._job.end(RUN_AGAIN, bad, now)
             return
         self._undecided = fact.step if undecided else None
         self._doubts.open = Doubt(fact.step, frozenset(fact.ranks))

@@ -194,13 +194,11 @@ class Ladder:
             self._job.end(RUN_AGAIN, text, now)
             return
         allowed = self._spec.max_restarts
-        if (
-            allowed is not None
-            and self._job.restarts >= allowed
-            and not any(w.has_session for w in self._roster.placed())
-        ):
+        has_session = any(each.has_session for each in self._roster.placed())
+        if allowed is not None and self._job.restarts >= allowed and not has_session:
             own = self.own_error(worker) if worker else ""
-            self._job.end(SCRIPT_ERROR, own or say.restarts_spent(allowed, cause), now)
+            spent = f"{cause}; the workers were started again {allowed} times, as --max-restarts allows"
+            self._job.end(SCRIPT_ERROR, own or spent, now)
             return
         self._from_memory += self._job.kept is not None
         if self._from_memory > ATTEMPTS:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from regrow.core.errors import NoPlaceYet, UsageError
-from regrow.core.ids import Seconds
+from regrow.core.ids import Rank, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.unions import Fact
@@ -118,16 +118,19 @@ class HttpApi:
         fault = await _read(request, FaultSpec)
         if isinstance(fault, web.Response):
             return fault
-        world = self._world()
-        if not 0 <= fault.rank < world:
-            has = f"this job has ranks 0 to {world - 1}" if world else "this job has no ranks yet"
-            return refusal(400, f"there is no rank {fault.rank}", has)
+        if not 0 <= fault.rank < self._world():
+            return self._no_such_rank(fault.rank)
         if self._host.over:
             return _ending()
         answer = self._host.submit(facts.FaultRequested(fault))
         if answer is not None and not answer.accepted:
             return refusal(409, answer.reason, "")
         return web.json_response({}, status=202)
+
+    def _no_such_rank(self, rank: Rank) -> web.Response:
+        world = self._world()
+        has = f"this job has ranks 0 to {world - 1}" if world else "this job has no ranks yet"
+        return refusal(400, f"there is no rank {rank}", has)
 
     async def _serve_stop(self, request: web.Request) -> web.Response:
         reason = (await request.text())[:_LONGEST_REASON].strip()
@@ -166,6 +169,8 @@ class HttpApi:
             return asked
         if (asked.rank is None) == (not asked.node):
             return refusal(400, "either a node or a rank must be given", "")
+        if asked.rank is not None and not 0 <= asked.rank < (self._world() or asked.rank + 1):
+            return self._no_such_rank(asked.rank)
         reason = asked.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
         answer = self._host.submit(facts.MoveRequested(asked.node, asked.rank, asked.to, reason))
         return _ending() if answer is None else reply(answer)

@@ -293,9 +293,9 @@ class Succession:
             if worker.stage is Stage.RELEASED or (behind and worker.stage is Stage.JOINING):
                 self._orders.fence(worker, TAKEN_OVER, now)
         lost = [worker for worker in members if worker.stage in (Stage.GONE, Stage.FENCED)]
-        self._orders.note(say.not_all_training(), now)
+        self._orders.note(say.NOT_ALL_TRAINING, now)
         if self._loss is None:
-            self._ladder.mend("coordinator", lost, say.in_between(), now, now)
+            self._ladder.mend("coordinator", lost, say.IN_BETWEEN, now, now)
         else:
             cause = f"{self._loss.node}, which hosted the coordinator, was lost"
             self._ladder.mend("node", lost, cause, now, self._loss.at)
@@ -341,7 +341,7 @@ class Succession:
         if missing:
             self._roster.renumber([], now)
             self._roster.world = table.head.world  # Kept, so that another size of the next world is recorded.
-            self._orders.note(say.not_all_training(), now)
+            self._orders.note(say.NOT_ALL_TRAINING, now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
             self._apply_again(list(self._roster.workers.values()), now)
             return

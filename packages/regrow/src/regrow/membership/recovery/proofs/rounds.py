@@ -8,6 +8,7 @@ its own in the first round. If no standby can make a proof, a newcomer is forked
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from regrow.core.early_reads import PlaceInWorld
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.replacements import (
@@ -17,9 +18,10 @@ from regrow.core.messages.replacements import (
     ReplacementUnproven,
 )
 from regrow.core.messages.vocabulary import Role, Warmth
+from regrow.membership.diagnosis import READS_EARLY
 from regrow.membership.job import Job
 from regrow.membership.recovery.proofs.provers import SHARE, Prover
-from regrow.membership.roster import BUILDING, Stage, WorkerRecord
+from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
 from regrow.membership.states import Training
 
 FIRST_STEP = StepNo(3)
@@ -174,9 +176,7 @@ class Proofs:
             self._job.replacements.unproven = "no standby is there yet that could be compared"
             return
         if not self._job.spec.proof_forks:
-            self._job.replacements.unproven = (
-                "no standby is there that could be compared (--standby 1, or --proof fork)"
-            )
+            self._job.replacements.unproven = _none_comparable(self._roster, self._job.spec.spares)
             return
         for holding in holdings:
             in_turn = sorted(self._alike(holding), key=lambda each: (-self._turn(each), _rank(each)))
@@ -243,3 +243,17 @@ def _preference(pair: tuple[WorkerRecord, WorkerRecord]) -> tuple[bool, bool, bo
     """Sort key, least first: not rank 0, which may do more; on the same node; not the rank that it was built for."""
     newcomer, witness = pair
     return witness.rank == 0, newcomer.node != witness.node, newcomer.built_for == witness.rank, _rank(witness)
+
+
+def _none_comparable(roster: Roster, spares: int) -> str:
+    """Reason why no standby can be compared with a rank. `spares`: number of spare nodes, whose standbys count too."""
+    standbys, places = roster.standbys(), (PlaceInWorld.RANK, PlaceInWorld.LOCAL_RANK)
+    reads = [each.early[what] for each in standbys for what in places if what in each.early]
+    if where := roster.early or next(iter(reads), ""):
+        return f"{READS_EARLY} ({where}), so no standby can be compared (see --proof fork)"
+    if not standbys:
+        where = "no spare node has a standby now" if spares else "no standby is there"
+        return f"{where} that could be compared (--standby 1, or --proof fork)"
+    built = any(each.stage is Stage.READY for each in standbys)
+    why = "no standby fits a rank that is to be" if built else "standbys wait before the script, so none can be"
+    return f"{why} compared (see --proof fork)"
