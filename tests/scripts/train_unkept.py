@@ -81,6 +81,7 @@ class Meter:
         self.lists: defaultdict[str, list[float]] = defaultdict(list)
         self.names, self.fixed, self.text, self.on = {"a"}, frozenset({"a"}), "", False
         self.scalar, self.point = np.float32(0.0), torch.tensor(0.0)
+        self.cells = {(0, 1): 0.0}
         self.losses, self._rate, self.order = np.zeros(0), 1.0, OrderedDict[str, int]()
 
     @property
@@ -220,6 +221,8 @@ def change(number: int) -> None:
     meter.losses = np.append(meter.losses, float(number))
     meter.rate = meter.rate * 0.5
     meter.order[str(number)] = number
+    meter.cells[0, 1] += 1.0
+    meter.cells[number, 2] = 1.0
     slotted.count += 1
     slotted.mean += value
     Outer.Inner.calls += 1

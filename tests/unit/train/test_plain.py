@@ -1,5 +1,6 @@
 """Plain values: what is kept of them, what is the same, and how they come back."""
 
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -175,6 +176,16 @@ def test_a_long_list_is_told_with_what_was_in_it() -> None:
     assert isinstance(before, GrownCopy) and copied(before.values()) == [0.5] * 5_000
     with pytest.raises(NotPlain):
         GrownCopy.of([object()], Keep.ITSELF).values()
+
+
+def test_a_look_at_a_long_list_does_not_go_through_it() -> None:
+    keep(grown := [0.5] * 3_000_000, Keep.CONTENT)
+    started = time.perf_counter()
+    for _ in range(20):
+        keep(grown, Keep.CONTENT)
+    assert time.perf_counter() - started < 0.2
+    with pytest.raises(TooLarge):
+        keep([torch.zeros(1)] * 5_000, Keep.CONTENT)
 
 
 def test_to_be_refused_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,11 @@ class Unkept:
 
     def begin(self, kept: _Kept) -> list[str]:
         """The loop begins here, if it has not yet. Returns places that have changed since."""
-        now = self._marks(kept)
-        self._begun = now if self._begun is None else self._begun
-        return [place for place in _changed(self._begun, now) if place in self._begun]
+        with contextlib.suppress(Exception):  # whatever the script has there, its other values are followed
+            now = self._marks(kept)
+            self._begun = now if self._begun is None else self._begun
+            return [place for place in _changed(self._begun, now) if place in self._begun]
+        return []
 
     def changed(self, kept: _Kept) -> dict[str, bytes]:
         """Fingerprints of what has changed since the loop began."""

@@ -148,10 +148,7 @@ class Variables:
     @leaves_training_alone
     def begin(self) -> None:
         """The loop begins here: called before the rehearsal, and when what it has changed is put back."""
-        changed = list[str]()
-        with contextlib.suppress(Exception):  # odd things cost their own report alone
-            changed = self._unkept.begin(self._now)
-        if changed and not self.is_newcomer:
+        if (changed := self._unkept.begin(self._now)) and not self.is_newcomer:
             shown = ", ".join(f"`{key}` of {name}" for name, key in (each.split("\n") for each in changed[:4]))
             self.notes.append(f"the rehearsal of the loop's body has changed {shown}, which nobody puts back")
 
