@@ -86,13 +86,7 @@ def main() -> int:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=ExaminationOrder)
     step_back(_NICE)
     found = examine(
-        order.node,
-        order.settings,
-        order.probes,
-        order.checks,
-        inherited_environment(),
-        within=order.within,
-        busy=True,
+        order.node, order.settings, order.probes, order.checks, inherited_environment(), within=order.within, busy=True
     )
     shown = [verdict for verdict in found.verdicts if verdict.severity is not Severity.OK]
     said = NodeExamined(order.node, order.occasion, shown, found.seconds)

@@ -161,12 +161,7 @@ def _exposed(replicas: Sequence[ReplicaCandidate]) -> int:
 
 
 def first_slots(
-    world: int,
-    nproc: int,
-    slots: Mapping[NodeId, int],
-    *,
-    unit: int = 1,
-    domains: Mapping[NodeId, str] = _ALONE,
+    world: int, nproc: int, slots: Mapping[NodeId, int], *, unit: int = 1, domains: Mapping[NodeId, str] = _ALONE
 ) -> list[RankSlot] | None:
     """Slots for the ranks of a new world: `nproc` per node in the order of nodes, as far as possible.
 

@@ -3,13 +3,7 @@
 import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages.facts import (
-    WorkerFailed,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerReady,
-)
+from regrow.core.messages.facts import WorkerFailed, WorkerFaulted, WorkerFinished, WorkerHalted, WorkerReady
 from regrow.core.messages.orders import SpawnWorker
 from regrow.core.messages.tables import GenerationTable
 

@@ -144,13 +144,7 @@ class Regroup:
         self._orders.left.clear()  # It is by the former ranks.
 
     def move(
-        self,
-        newcomers: Sequence[WorkerRecord],
-        now: Instant,
-        *,
-        kind: str,
-        reason: str,
-        by: Instant | None = None,
+        self, newcomers: Sequence[WorkerRecord], now: Instant, *, kind: str, reason: str, by: Instant | None = None
     ) -> None:
         """All ranks have halted: candidates take over the ranks for which they were built."""
         replicas, generation = self._job.replicas, Generation(self._job.generation + 1)

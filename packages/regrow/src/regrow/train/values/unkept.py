@@ -123,11 +123,12 @@ def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
 
 
 def _of_array(thing: Array) -> object:
-    if is_freed(thing) or (isinstance(thing, np.ndarray) and thing.dtype.hasobject):
+    if isinstance(thing, torch.Tensor) and thing.layout is torch.sparse_coo:
+        parts = thing.detach().coalesce()
+        return [_of_array(parts.indices()), _of_array(parts.values())]
+    hidden = thing.dtype.hasobject if isinstance(thing, np.ndarray) else thing.layout is not torch.strided
+    if hidden or is_freed(thing):
         return thing.shape
-    if isinstance(thing, torch.Tensor) and thing.layout is not torch.strided:
-        parts = thing.detach().coalesce() if thing.layout is torch.sparse_coo else None
-        return thing.shape if parts is None else [_of_array(parts.indices()), _of_array(parts.values())]
     return hashed(thing if thing.nbytes <= _WHOLE else thing.reshape(-1)[:: 1 + thing.nbytes // _WHOLE])
 
 

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts
-from regrow.core.messages.replacements import (
-    ProveReplacement,
-    ReplacementFact,
-    ReplacementProven,
-    ReplacementUnproven,
-)
+from regrow.core.messages.replacements import ProveReplacement, ReplacementFact, ReplacementProven, ReplacementUnproven
 from regrow.core.messages.vocabulary import Role, Warmth
 from regrow.membership.diagnosis import READS_EARLY
 from regrow.membership.job import Job
