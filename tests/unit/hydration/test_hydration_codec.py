@@ -240,7 +240,7 @@ class Holder:
 
     @property
     def asked(self) -> type:
-        """Where it is."""
+        """The class of an enum inside."""
         raise AssertionError("code has run for a name that was received")
 
 

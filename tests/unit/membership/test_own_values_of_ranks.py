@@ -13,7 +13,7 @@ from regrow.core.records import WorldChanged
 
 
 def own(step: int, worker: WorkerId) -> list[OwnValues]:
-    """What a worker has at a step, as its agent finds it."""
+    """A worker's own values at a step, as its agent finds them."""
     return [OwnValues(StepNo(step), f"of {worker}".encode())]
 
 
@@ -28,7 +28,7 @@ def exits(job: Job, worker: WorkerId, step: int, code: int = -9) -> None:
 
 
 def sent(job: Job) -> dict[int, Any]:
-    """What each rank was sent of its own with the last order to form."""
+    """Own values that the last order to form sent to each rank."""
     generation = job.machine.generation
     return {each.rank: each.own for each in job.all(orders.FormGeneration) if each.generation == generation}
 
