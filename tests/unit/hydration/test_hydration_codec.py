@@ -197,7 +197,7 @@ class Shade(enum.Enum):
     DARK = 1
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Of one that is asked."""
         raise LookupError("not asked for")
 

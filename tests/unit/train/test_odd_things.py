@@ -217,8 +217,11 @@ class Elsewhere:
 
 
 def test_odd_things_do_not_end_the_search_for_what_is_not_protected() -> None:
-    odd, proxy, after = Lengthless(), Elsewhere(), [torch.Generator()]
+    odd: object = Lengthless()
+    proxy: object = Elsewhere()
+    after = [torch.Generator()]
     net = torch.nn.Linear(1, 1)
     watched = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
     watched.stop()
-    assert "after[0]" in dict(reachable([sys._getframe()])) and odd is not proxy and after
+    assert "after[0]" in dict(reachable([sys._getframe()]))
+    assert odd is not proxy and len(after) == 1

@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_what_a_newcomer_lacks_is_named_and_what_it_has_is_not(form: str) -> Non
 
 EQUAL: dict[str, Callable[[], Any]] = {
     "losses without a number": lambda: [float("nan")] * 1_500,
-    "an enum of objects": lambda: [Box(0), enum.Enum("Made", {"A": object()})["A"]],
+    "an enum of objects": lambda: [Box(0), cast(Any, enum.Enum("Made", {"A": object()}))["A"]],
     "an array of objects": lambda: np.array([Box(0), None]),
 }
 
