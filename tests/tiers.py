@@ -34,6 +34,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_killed_node_is_replaced_at_once_elsewhere_and_drained_where_the_job_asks_for_it",
         "test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew",
     ),
+    "tests/process/test_unkept.py": ("test_what_is_not_carried_is_named_and_nothing_else[2]",),
     "tests/process/test_exchanged.py": (
         "test_an_optimizer_that_nobody_protects_and_that_steps_late_ends_no_job",
         "test_code_that_a_step_puts_there_ends_no_job_and_after_a_kill_all_start_again[own-function]",

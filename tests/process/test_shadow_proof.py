@@ -70,7 +70,7 @@ def test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_nam
     # A standby of three ranks is looked at in another place than it was built under.
     found, ledger, output = shadowed(here, fault, world=3 if fault == "rank" else 2)
     assert isinstance(found, ReplacementJudged), (found, output)
-    assert "Likely behind it" in found.reason and named in found.reason, found.reason
+    assert "Likely causes" in found.reason and named in found.reason, found.reason
     assert ledger.incidents == []
 
 

@@ -26,6 +26,22 @@ from regrow_lab.sim.schedule import replay_lines
 for number in range(25):
     print("\\n".join(replay_lines(draw(number))))
 """
+BROKE_ONCE = (
+    "schedule:"
+    "eNptVD2P5EQQ9RwBhAT7AzZAIkaQ7_ADuJC0Kbtr7MbtbqurfXNDBAixIkDshRCtGHs8sztzhy68aOSJkHUJRCSInw"
+    "A5ElTbs7OLRCdWVXV9vffalzWVmPwevbf81MZLUkVjSmeTSWOsRHpjTR6MjBf0aDUHV_isiSul_U0BT8UMKu3p9btv"
+    "r-bKSDvvp9vzKJxtiDrkVOdp38rKQazxsPSQXm_HMgIoR9ntMtBeSASplcF--kE0FsjApMKrAm3l9zeDNdPWun768e"
+    "fDjd3MuuJB4tej-3mYTj7wu_14_Qk6qRIvUgcJ9hd_jn1u40rKhUCOLqKtVCnPfLQaqKTyh4bBsLPudvgIbppTt8qQ"
+    "p866FWpMPB3aufIGiXibISCSDJOcrl6Qd5CmGp0gjyWdvXRYau4vTgHqXpK3pbBGSMV9UzQJdmuHc6c80mE3lAp9hQ"
+    "HTbU1VgIgZbWXS6022kA68sqYlm-ToaaNtKlylka5uvVOgx8bRTSBTaARiSN4Zd98NvnukvhyR-mnoWFpljkj0F3-M"
+    "CS8eRHLE8lEbEiHFr35U8jrI57odKEfZR8fTgrQlO65ui4qhZU1UBXZ1ZZSfbAtlREBEJUD7o2aOVkPqM15imwTqUZ"
+    "RQ8eR3RZ_zIk_-Z_SbwnKPQbfRikpwwzdxqvTfNpXxSp9tmapMEJPFqB0GLcuTGtrEFmXlWR6_fR_OD6uqlBDszWi3"
+    "I-Ds-Hl0NDDz6PqLX98fzrpkNgKD_fS76VByGVfpvinDO4ja1CIx010zA6Xpn9WwBr-POYLP0F02EjUw3p_EH_3y1-"
+    "bvmjS_qROSwRLxop--NTpYJCUnPgC71rz_ydpoDgp8qvw9g5YJ9ZCzeMbAfXFWS4707HKZ2XkdQK8dmDxqJNOdrmfK"
+    "KMpQLo3PJsel7-ZoNJCnfqqOQ8SQ5KeHzH8GzqNn39TzDHwdtH6Xfpa_-eEXvV_fcT6pA3PR0HffjO90-vjYg5f3fO"
+    "M_tbkaLPY1IcrXk1ctv9BCEe4YyvMw0nmQ_r8VZ_Bd"
+)
+"""A stop that waits for its checkpoint while the next one on schedule falls due: the timer had nothing to wait for."""
 FORBIDDEN = job(2, max_faults=0)
 KILL = SimFault("kill", rank=Rank(1), doing=Doing.COMPUTING)
 
@@ -43,6 +59,10 @@ def test_replays_print_the_same_in_processes_that_order_sets_in_other_ways() -> 
     ]
     assert printed[0].count("ended with code") == 25
     assert printed[0] == printed[1] == printed[2]
+
+
+def test_a_stop_that_waits_for_its_checkpoint_leaves_no_deadline_behind() -> None:
+    assert list(replay_lines(SimSchedule.of_code(BROKE_ONCE)))[-1].startswith("ended with code 75")
 
 
 def test_what_a_schedule_that_fails_says_shows_its_run_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -297,7 +297,7 @@ def test_habits_are_named_with_their_lines() -> None:
         "line 5: `rank` keeps the rank of the start",
         "line 7: DDP(static_graph=True)",
         "line 10: it may be left in the middle of an epoch",
-        "line 15: all_reduce behind the update",
+        "line 15: all_reduce after the update",
         "line 17: a file that one rank writes",
     ):
         assert words in found, found

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from regrow.core.ids import WorkerId
 from regrow.core.messages.vocabulary import Member
 from regrow.core.records import Noted
+from regrow.membership import diagnosis
 from regrow.membership.scaling import exposed_ranks
 from regrow_lab.sim.workers import SimWorker
 
@@ -26,7 +27,7 @@ class ExposureLaw:
         """Check a generation that is ordered with these commands."""
         holdings = {member.rank: self._workers[member.worker].holding for member in members}
         ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
-        exposed = f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""
+        exposed = diagnosis.exposed(ranks, "").partition(" and are all on")[0] if ranks else ""
         reported = any(isinstance(each, Noted) and exposed in each.text for each in commands)
-        self._require(reported or exposed in (self.exposed, ""), f"{exposed} and stand on one node, and nobody says so")
+        self._require(reported or exposed in (self.exposed, ""), f"{exposed} and are on one node, and nobody reports it")
         self.exposed = exposed

@@ -176,7 +176,7 @@ class Checkpoints:
 
     def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
         """Save `step` or a later one: the job ends once `saved_before_end` is true, or after `patience`."""
-        self._wanted, self._taken_for_end = step, False
+        self._wanted, self._taken_for_end, self._next_at = step, False, None  # no other is begun on schedule
         if self._spec.checkpoint_every and patience and not self.saved_before_end:
             self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
 
