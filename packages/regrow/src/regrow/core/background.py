@@ -8,11 +8,11 @@ from regrow.core.ids import Seconds
 
 
 class Background:
-    """Runs actions one after another in a thread. A context manager: leaving waits for the rest, up to a limit.
+    """Runs actions one after another in a thread. As a context manager, it finishes the queued actions on leaving.
 
     Args:
         name: name of the thread.
-        within: longest wait on leaving.
+        within: longest wait on leaving, in seconds.
     """
 
     def __init__(self, name: str, *, within: Seconds = 5.0) -> None:
@@ -34,11 +34,11 @@ class Background:
         self.close()
 
     def do(self, action: Callable[[], None]) -> None:
-        """Queue an action; it must not raise."""
+        """Queue an action, which must not raise."""
         self._todo.put(action)
 
     def close(self) -> bool:
-        """Finish the queued actions; True if all ended in time."""
+        """Finish the queued actions, within the limit; True if all ended in time."""
         self._todo.put(None)
         self._thread.join(self._within)
         return not self._thread.is_alive()

@@ -18,31 +18,31 @@ from regrow.core.process.memory_file import memory_file
 
 _LAYOUT = struct.Struct("<QqQqI")
 _BATCH_LAYOUT = struct.Struct("<qqqq16s16s")
-"""Generation, step, share, shares, the digests of content and samples."""
+"""Fields of a shown batch: generation, step, share, number of shares, digest of its content, digest of its samples."""
 _BATCH_AT = 64
 _SUM_LAYOUT = struct.Struct("<I")
 _SUM_AT = _BATCH_AT + _BATCH_LAYOUT.size
-"""Checksum of the batch: a batch that was written only in part does not match it."""
+"""Position of the batch's checksum, which does not match a batch that was written only in part."""
 _DIGEST_DIGITS = 16
 _FLIGHT_LAYOUT = struct.Struct("<i60s")
 _FLIGHT_AT = 512
-"""Number of collectives in flight (-1: unknown), and a description of the oldest."""
+"""Position of the number of collectives in flight (-1: unknown) and the description of the oldest."""
 _OWN_END_AT, _STAY_AT = 1024, 1025
-"""Flags: the script handles SIGTERM itself; and, written by the agent, the worker must stay."""
+"""Positions of two flags: the script handles SIGTERM itself; the worker must stay (written by the agent)."""
 _COUNT_LAYOUT = struct.Struct("<QQ")
 _BELL_AT = 1032
-"""Place, as `_COUNT_LAYOUT`, of descriptor and inode of the pipe that aborts the groups on devices; 0: none."""
+"""Position of the descriptor and inode (`_COUNT_LAYOUT`) of the pipe that aborts device groups; 0: no pipe."""
 _COUNTS_AT, _COUNTS_MOST = 2304, 112
-"""Place of the counts: a group's name as a non-zero number, and its number of collectives; and the most groups."""
+"""Position of the table of counts (a group's name as a non-zero number, its collectives), and its most groups."""
 BOARD_BYTES = mmap.PAGESIZE
 _OWN_LAYOUT = struct.Struct("<q?II")
-"""Step, whether its values are certain, their length and checksum. Even and odd steps have one place each."""
+"""Header of a rank's own values: step, certain or not, length, checksum. One place for even, one for odd steps."""
 OWN_MOST = 1 << 16
-"""Most bytes of a rank's own values."""
+"""Largest size of a rank's own values, in bytes."""
 _OWN_PLACE = _OWN_LAYOUT.size + OWN_MOST
 _ALL_BYTES = BOARD_BYTES + 2 * _OWN_PLACE
 BOARD_FILE = "regrow-board"
-"""Name of the memory file, by which people and regrow recognise it."""
+"""Name of the memory file, by which people and regrow recognize it."""
 
 
 class BoardReading(NamedTuple):
@@ -56,14 +56,14 @@ class BoardReading(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """The collectives that a worker has begun and not finished. `number`: -1 if unknown."""
+    """The collectives that a worker has begun and not finished. `number` is -1 if unknown."""
 
     number: int
     oldest: str
 
 
 class BatchShown(NamedTuple):
-    """The batch that a worker has read for its present step, or for its last one."""
+    """The batch that a worker has read for its present or its last step."""
 
     generation: Generation
     step: StepNo
@@ -71,7 +71,7 @@ class BatchShown(NamedTuple):
 
 
 class Board:
-    """The page itself. Open one end with `create` (agent) and the other with `attach` (worker)."""
+    """The shared page. The agent opens it with `create`, the worker with `attach`."""
 
     def __init__(self, page: mmap.mmap) -> None:
         self._page = page
@@ -83,7 +83,7 @@ class Board:
 
     @classmethod
     def create(cls) -> tuple["Board", int]:
-        """A new page and the descriptor to hand to the worker; the caller closes the descriptor. Raises `OSError`."""
+        """Make a page; returns it and the descriptor for the worker, which the caller must close. Raises `OSError`."""
         descriptor = memory_file(BOARD_FILE)
         try:
             os.ftruncate(descriptor, _ALL_BYTES)
@@ -109,7 +109,7 @@ class Board:
         self._write()
 
     def call(self) -> None:
-        """Show that one more collective was issued."""
+        """Count one more collective that was issued."""
         self._calls += 1
         self._beats += 1
         self._write()
@@ -118,30 +118,30 @@ class Board:
         _LAYOUT.pack_into(self._page, 0, self._beats, self._step, self._calls, self._generation, self._phase)
 
     def read(self) -> BoardReading:
-        """The page as it is now."""
+        """Read the page as it is now."""
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
         return BoardReading(beats, step, calls, generation, Phase(phase))
 
     def body_beats(self) -> int | None:
-        """For the worker itself: its signs of progress so far, while it is in a step's body or update; else None."""
+        """Signs of progress so far, read by the worker itself; None outside a step's body and update."""
         return self._beats if self._phase in IN_BODY else None
 
     def show_flight(self, count: int, oldest: str) -> None:
-        """Show which collectives are in flight; from any thread."""
+        """Show how many collectives are in flight, and the oldest of them; from any thread."""
         _FLIGHT_LAYOUT.pack_into(self._page, _FLIGHT_AT, count, oldest.encode("ascii", "replace")[:60])
 
     def read_flight(self) -> Flight:
-        """The collectives in flight."""
+        """Read the collectives in flight."""
         count, oldest = _FLIGHT_LAYOUT.unpack_from(self._page, _FLIGHT_AT)
         return Flight(count, oldest.rstrip(b"\0").decode("ascii", "replace"))
 
     def show_count(self, place: int, group: int, calls: int) -> None:
-        """Show how many collectives were called in a group; `place` is the index of the group in this worker."""
+        """Show how many collectives were called in `group`; `place` is the index of the group in this worker."""
         if place < _COUNTS_MOST:
             _COUNT_LAYOUT.pack_into(self._page, _COUNTS_AT + place * _COUNT_LAYOUT.size, group, calls)
 
     def read_counts(self) -> dict[str, int]:
-        """Number of collectives called in each group, by the group's name."""
+        """Number of collectives called in each group, by the group's name on the board."""
         found = _COUNT_LAYOUT.iter_unpack(self._page[_COUNTS_AT : _COUNTS_AT + _COUNTS_MOST * _COUNT_LAYOUT.size])
         return {f"{group:016x}": calls for group, calls in found if group}
 
@@ -150,7 +150,7 @@ class Board:
         _COUNT_LAYOUT.pack_into(self._page, _BELL_AT, descriptor, inode)
 
     def read_bell(self) -> tuple[int, ...]:
-        """Descriptor and inode of the pipe that aborts this worker's groups."""
+        """Descriptor and inode of the pipe that aborts this worker's groups; both 0 if there is none."""
         return _COUNT_LAYOUT.unpack_from(self._page, _BELL_AT)
 
     def show_own_end(self, own: bool) -> None:
@@ -163,12 +163,12 @@ class Board:
         return bool(self._page[_OWN_END_AT])
 
     def hold(self) -> None:
-        """For the agent: have a worker that got a signal to end stay until the agent ends it."""
+        """Called by the agent: make a worker that gets a signal to end stay until the agent ends it."""
         self._page[_STAY_AT] = 1
 
     @property
     def must_stay(self) -> bool:
-        """True if the process must stay after a signal to end, until its agent ends it."""
+        """True if the worker must stay after a signal to end, until its agent ends it."""
         return bool(self._page[_STAY_AT])
 
     def show_batch(self, generation: Generation, step: StepNo, batch: BatchRecord) -> None:
@@ -182,7 +182,7 @@ class Board:
         _SUM_LAYOUT.pack_into(self._page, _SUM_AT, zlib.crc32(shown))
 
     def read_batch(self) -> BatchShown | None:
-        """Batch that was shown last; None if there is none, or its writer was killed before it was written whole."""
+        """The batch that was shown last; None if there is none, or if its writer was killed while writing it."""
         shown = self._page[_BATCH_AT:_SUM_AT]
         generation, step, share, shares, content, samples = _BATCH_LAYOUT.unpack(shown)
         if shares == 0 or _SUM_LAYOUT.unpack_from(self._page, _SUM_AT) != (zlib.crc32(shown),):
@@ -191,14 +191,14 @@ class Board:
         return BatchShown(Generation(generation), StepNo(step), BatchRecord(share, shares, *digests))
 
     def show_own(self, own: OwnValues) -> None:
-        """Write this rank's own values, `OWN_MOST` bytes at most, over those of two steps before."""
+        """Write this rank's own values, at most `OWN_MOST` bytes, in the place of those of two steps before."""
         at = BOARD_BYTES + own.step % 2 * _OWN_PLACE
         values = at + _OWN_LAYOUT.size
         self._page[values : values + len(own.values)] = own.values
         _OWN_LAYOUT.pack_into(self._page, at, own.step, own.sure, len(own.values), _sum_of(own))
 
     def read_own(self) -> list[OwnValues]:
-        """The values that were written whole."""
+        """The own values on the page, at most two, leaving out values that were written only in part."""
         found = []
         for at in (BOARD_BYTES, BOARD_BYTES + _OWN_PLACE):
             step, sure, length, total = _OWN_LAYOUT.unpack_from(self._page, at)
@@ -208,7 +208,7 @@ class Board:
         return found
 
     def let_go(self) -> None:
-        """In a fork of the process that owns the board: write to a page of its own from now on, which nobody reads."""
+        """In a fork of the board's owner: write to a private page from now on, which nobody reads."""
         self._page = mmap.mmap(-1, _ALL_BYTES)
 
     def close(self) -> None:

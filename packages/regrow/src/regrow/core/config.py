@@ -42,14 +42,14 @@ def size(text: str) -> int:
 
 
 def state_home() -> Path:
-    """Folder of the jobs' records: `$REGROW_HOME`, else `$XDG_STATE_HOME/regrow`, else `~/.local/state/regrow`."""
+    """Folder of all jobs' records: `$REGROW_HOME`, else `$XDG_STATE_HOME/regrow`, else `~/.local/state/regrow`."""
     if home := os.environ.get("REGROW_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regrow"
 
 
 def record_limits() -> RecordLimits:
-    """Bounds on files of records: `$REGROW_RECORD_PART` bytes each (64MiB; 0: none), `$REGROW_RECORD_PARTS` (16) kept.
+    """Limits on record files: `$REGROW_RECORD_PART` bytes each (64MiB; 0: no limit), `$REGROW_RECORD_PARTS` (16) kept.
 
     Raises `UsageError`.
     """
@@ -61,33 +61,33 @@ def record_limits() -> RecordLimits:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The environment of this process as it is now, to be passed on to workers."""
+    """This process's environment as it is now, to be passed on to workers."""
     return dict(os.environ)
 
 
 def hang_floor() -> Seconds:
-    """Shortest standstill that may count as a hang, without `--hang-timeout`: `$REGROW_HANG_FLOOR`, else 90 s."""
+    """Shortest standstill that counts as a hang without `--hang-timeout`: `$REGROW_HANG_FLOOR`, else 90 s."""
     return duration(text) if (text := os.environ.get("REGROW_HANG_FLOOR")) else HANG_FLOOR
 
 
 def given_back_code() -> int:
-    """Exit code of a node that is given back while its job goes on: `$REGROW_GIVEN_BACK_CODE` (75), else 0."""
+    """Exit code of a node that leaves a job which goes on without it: `$REGROW_GIVEN_BACK_CODE` (75), else 0."""
     return RUN_AGAIN if os.environ.get("REGROW_GIVEN_BACK_CODE") == str(RUN_AGAIN) else OK
 
 
 def keeps_nccl_settings() -> bool:
-    """True if `TORCH_NCCL_ASYNC_ERROR_HANDLING` and similar settings stay as the environment has them."""
+    """True if the user wants `TORCH_NCCL_ASYNC_ERROR_HANDLING` and similar settings left as they are."""
     return os.environ.get("REGROW_KEEP_NCCL_SETTINGS", "") == "1"
 
 
 def visible_gpus() -> list[str] | None:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible, by number or UUID; None: it is not set."""
+    """The GPUs in `CUDA_VISIBLE_DEVICES`, by number or UUID; None if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if visible is None else [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
 
 
 def read_token(token_file: str) -> str:
-    """The job's token, from this file or, without one, from `$REGROW_TOKEN`. Raises `UsageError`."""
+    """The job's token, from this file or, if the argument is empty, from `$REGROW_TOKEN`. Raises `UsageError`."""
     if not token_file:
         return os.environ.get("REGROW_TOKEN", "").strip()
     try:
@@ -100,7 +100,7 @@ def read_token(token_file: str) -> str:
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """Paths of PEM files. `ca` empty: all nodes have the same certificate."""
+    """Paths of PEM files. An empty `ca` means that all nodes have the same certificate."""
 
     cert: str
     key: str
@@ -134,7 +134,7 @@ def use_tls(cert: str = "", key: str = "", ca: str = "") -> None:
 
 
 def read_key(key_file: str) -> str:
-    """The key in a file; an empty text without a file. Raises `UsageError`."""
+    """The key in a file; an empty text if `key_file` is empty. Raises `UsageError`."""
     try:
         return Path(key_file).read_text(encoding="ascii").strip() if key_file else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +142,7 @@ def read_key(key_file: str) -> str:
 
 
 def jobs_home() -> Path:
-    """The folder that has one folder for each job."""
+    """Folder that has a subfolder for each job."""
     return state_home() / "jobs"
 
 
@@ -152,18 +152,18 @@ def cache_home() -> Path:
 
 
 def data_home() -> Path | None:
-    """Default folder of the data cache: in shared memory, else a temporary folder, if there is one."""
+    """Default parent folder of the data cache: shared memory, else the temporary folder; None if there is neither."""
     shared = Path(_SHARED_MEMORY)
     if os.access(shared, os.W_OK | os.X_OK):
         return shared
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:  # it can write to none of the folders that it tries
+    except FileNotFoundError:  # no candidate of tempfile is writable
         return None
 
 
 class Script(msgspec.Struct, frozen=True):
-    """Program of the workers: a file, or a module when `module` is set; `binary`: an executable (`--no-python`)."""
+    """Program of the workers: a file, a module (`module`), or an executable (`binary`, from `--no-python`)."""
 
     target: str
     args: list[str]
@@ -172,7 +172,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
-    """Settings of an agent, which reads them as JSON from standard input, so that no process list shows the token."""
+    """Settings of an agent. It reads them as JSON from standard input, so that no process list shows the token."""
 
     spec: JobSpec
     node: NodeId
@@ -182,11 +182,11 @@ class AgentConfig(msgspec.Struct, frozen=True):
     token: str
     script: Script
     job_dir: str
-    """Records and logs of the job; outlives it."""
+    """Folder of the job's records and logs, which outlives the job."""
     log_dir: str
-    """Folder of the output files, one a rank, whichever worker fills it: `rank<R>.log`."""
+    """Folder of the workers' output: one file per rank, `rank<R>.log`, whichever worker has the rank."""
     socket_dir: str
-    """Prefix of this node's socket names (`net.sockets_home`)."""
+    """Prefix of the names of this node's sockets (`net.sockets_home`)."""
     bind: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
     """Host name by which other nodes reach this one."""
@@ -194,16 +194,16 @@ class AgentConfig(msgspec.Struct, frozen=True):
     master_port: int = 0
     preload: list[str] = []
     forward_output: bool = True
-    """True if workers' output is also written, prefixed by rank, to this process's standard output and error."""
+    """True if the workers' output is also written to this process's own output and error, prefixed by rank."""
     checkpoint_dir: str | None = None
     lease: Seconds = 10.0
-    """Time for which this agent tries to reach the coordinator."""
+    """Time for which this agent keeps trying to reach the coordinator."""
     near: bool = False
-    """True if the coordinator is this agent's parent, so that its end is noticed without asking."""
+    """True if the coordinator is this agent's parent process, so that the agent notices its end directly."""
     patience: Seconds = 300.0
-    """Longest silence of a coordinator on another machine, which may only be paused."""
+    """Longest silence of a coordinator on another machine, which may only be paused, before it counts as gone."""
     domain: str = ""
-    """Failure domain of this node, a rack's name for example; empty: the node alone."""
+    """Failure domain of this node, such as a rack's name; empty: the node is a domain of its own."""
     local: bool = False
     """True if all nodes of the job are on this machine (`--local-nodes`)."""
     data_dir: str = ""
@@ -213,15 +213,15 @@ class AgentConfig(msgspec.Struct, frozen=True):
     slots: int = 0
     """Number of ranks for which this node has room; 0: `spec.nproc`."""
     drain_grace: Seconds = 30.0
-    """Time for the ranks of this node to leave it after a signal that gives it back."""
+    """Time that this node's ranks have to leave it, after a signal that gives the node back."""
     stay: Seconds | None = None
-    """Expected stay of this node; None: no end is known."""
+    """Time that this node is expected to stay in the job; None: no end is known."""
     launcher: str = ""
     """URL of this node's launcher, which knows the coordinator's address; empty: no other coordinator can take over."""
     term: int = 1
-    """The coordinator's term."""
+    """The coordinator's term, a number that rises with each election."""
     metrics: tuple[str, int] | None = None
-    """Address at which this agent serves the metrics of its node to everyone; None: it serves none."""
+    """Host and port at which this agent serves its node's metrics to everyone; None: it serves none."""
 
     @property
     def one_machine(self) -> bool:
@@ -230,7 +230,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
 
 
 class WorkerEnv(msgspec.Struct, frozen=True):
-    """Settings that a worker gets from its agent, through environment variables `REGROW_*`."""
+    """Settings that a worker gets from its agent, through the environment variable `REGROW_WORKER_ENV`."""
 
     spec: JobSpec
     worker: WorkerId
@@ -240,7 +240,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     world: int
     generation: Generation
     store: str
-    """Address at which the agent of this node serves the keys of all nodes."""
+    """Address at which this node's agent serves the key-value store, which spans all nodes."""
     token: str
     channel: int
     """Descriptor of the stream socket to the agent."""
@@ -253,26 +253,26 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     ways: list[str] = []
     local: bool = False  # all nodes of the job are on this machine
     patience: Seconds = 3600.0
-    """Longest wait of a halted worker for an order of the coordinator."""
+    """Longest time that a halted worker waits for an order of the coordinator."""
     resume: bool = False
-    avoid: list[StepNo] = []  # steps of durable checkpoints that are not to be read
+    avoid: list[StepNo] = []  # steps of durable checkpoints that must not be read
     restored: bool = False
-    """True if the state that the script builds is overwritten, although this rank starts together with all others."""
+    """True if received state overwrites the state that the script builds, although all ranks start together."""
     checkpoint_dir: str | None = None
     faults: list[FaultSpec] = []
     data: CacheSettings | None = None  # the data cache of this node; None: there is none
     restarts: int = 0
-    """Number of starts of all workers of the job before this one."""
+    """Number of times that all workers of the job were started before this one."""
     finished: list[FinishedTraining] = []
-    """Trainings of the script that come before the one of this worker."""
+    """The script's trainings that were finished before the one of this worker."""
     producer: ProducerSettings | None = None
-    """Set in the process that makes batches for the node; it is not a worker of the training."""
+    """Set only in a process that makes batches for the node, which is no worker of the training."""
 
     VARIABLE = "REGROW_WORKER_ENV"
 
     @property
     def begins(self) -> bool:
-        """True if the state that the script builds here counts, and is not overwritten."""
+        """True if training begins with the state that the script builds here; False if received state overwrites it."""
         return self.role is Role.RANK and not self.restored
 
     @property
@@ -281,12 +281,12 @@ class WorkerEnv(msgspec.Struct, frozen=True):
         return self.local or self.spec.node_limit == 1
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that carry this to the worker."""
+        """The environment variables that carry these settings to the worker."""
         return {self.VARIABLE: msgspec.json.encode(self).decode(), "REGROW_JOB": self.spec.job}
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "WorkerEnv | None":
-        """Read this process's settings; None if no agent started it."""
+        """Read this process's settings; None if no agent started this process."""
         text = (os.environ if environ is None else environ).get(cls.VARIABLE)
         if text is None:
             return None
@@ -300,7 +300,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
 
 
 class TorchrunEnv(msgspec.Struct, frozen=True):
-    """The part of torchrun's environment contract that regrow reads in a script started by torchrun."""
+    """The variables of torchrun that regrow reads in a script started by torchrun."""
 
     rank: int
     local_rank: int
@@ -308,7 +308,7 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "TorchrunEnv | None":
-        """This process's variables; None if they are absent: the script runs alone. Raises `UsageError`."""
+        """Read this process's variables; None if they are absent (the script runs alone). Raises `UsageError`."""
         env = os.environ if environ is None else environ
         if "RANK" not in env or "WORLD_SIZE" not in env:
             return None
@@ -319,22 +319,22 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
 
 
 def rootless(environ: Mapping[str, str] | None = None) -> bool:
-    """True if the job's own store answers `env://`: unless `REGROW_ROOTLESS` is 0."""
+    """True if `env://` uses the job's own store: always, unless `REGROW_ROOTLESS` is 0."""
     return (os.environ if environ is None else environ).get("REGROW_ROOTLESS", "1") != "0"
 
 
 def meeting_place() -> tuple[str, str]:
-    """`MASTER_ADDR` and `MASTER_PORT` as they are now; scripts may change them."""
+    """Present values of `MASTER_ADDR` and `MASTER_PORT`, which a script may change."""
     return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
 
 
 def rank_variable(name: str) -> str:
-    """`RANK` or `WORLD_SIZE` as it is now, empty if it is not set; scripts may change them."""
+    """Present value of `RANK` or `WORLD_SIZE`, empty if it is not set; a script may change it."""
     return os.environ.get(name, "")
 
 
 def publish_rank(rank: int, local_rank: int, world: int) -> None:
-    """Write this process's new rank to torchrun's variables, for code that reads them late."""
+    """Write this process's new rank to torchrun's variables, for code that reads them later."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),

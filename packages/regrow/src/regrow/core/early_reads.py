@@ -1,7 +1,7 @@
-"""Notes which values of a worker's rank a script reads before the rank is final: a standby may get another one.
+"""Notes which rank-dependent values a script reads before its rank is final, since a standby may get another rank.
 
-A read is noted only if the script, or a framework that it uses, gets the value: values that torch and regrow have read
-are brought up to date when the worker gets its rank.
+A read is noted only if the script, or a framework that it uses, gets the value. Values that torch and regrow have read
+are updated when the worker gets its rank.
 """
 
 import sys
@@ -15,7 +15,7 @@ from regrow.core.process.rewriting import unwatch_environment, watch_environment
 
 
 class PlaceInWorld(StrEnum):
-    """One value that depends on a worker's rank or its world."""
+    """A value that depends on a worker's rank or on the size of its world."""
 
     RANK = "rank"
     LOCAL_RANK = "local_rank"
@@ -31,10 +31,10 @@ _VARIABLES = {
     "ROLE_WORLD_SIZE": PlaceInWorld.WORLD,
 }
 VARIABLES = frozenset(_VARIABLES)
-"""The environment variables that hold these values."""
+"""The environment variables that hold such values."""
 _ENTRY_POINTS = {
     "_collections_abc": None,
-    "collections.abc": None,  # under this name `_collections_abc` calls itself
+    "collections.abc": None,  # the name that `_collections_abc` gives itself
     "os": None,
     "regrow.core.config": None,
     "regrow.core.early_reads": None,
@@ -44,22 +44,22 @@ _ENTRY_POINTS = {
     "torch.distributed.device_mesh": {"get_rank", "get_local_rank"},
     "torch.distributed.distributed_c10d": {"get_rank", "get_node_local_rank", "get_world_size", "_get_group_size"},
 }
-"""Functions, by module, that return a value to their caller; None: all functions of the module."""
+"""Functions, by module, that pass a value on to their caller; None: all functions of the module."""
 _OWN = OWN_PACKAGES | {"torch"}
 _SAMPLERS = "torch.utils.data.distributed"
 
 
 class EarlyReads:
-    """The first read of each value, from `watch` to `stop`."""
+    """The first read of each rank-dependent value, from `watch` to `stop`."""
 
     def __init__(self) -> None:
         self.watching = False
         self.found: dict[str, str] = {}
-        """By `PlaceInWorld`: where the value was read first."""
+        """For each `PlaceInWorld` that was read: the place in the script that read it first."""
         self._samplers: list[weakref.ref[Any]] = []
 
     def watch(self, *, rewrites: bool = True) -> None:
-        """Note reads from now on, also of torchrun's variables; without `rewrites` every value counts as read."""
+        """Note reads from now on, also of torchrun's variables; with `rewrites=False` every value counts as read."""
         if not rewrites:
             self.found = dict.fromkeys(PlaceInWorld, "regrow may not look there, with --no-script-rewrite")
             return
@@ -67,13 +67,13 @@ class EarlyReads:
         watch_environment(VARIABLES, lambda name: self.note(_VARIABLES[name], name))
 
     def stop(self) -> None:
-        """Note no more: the script has reached its loop, and reads from now on see the final values."""
+        """Stop noting: the script has reached its loop, and later reads see the final values."""
         if self.watching:
             self.watching = False
             unwatch_environment()
 
     def note(self, what: PlaceInWorld, asked: str) -> None:
-        """Note that the value `what` is read, by the name `asked`."""
+        """Note that the value `what` was read, under the name `asked`."""
         if not self.watching:
             return
         reader = _reader(sys._getframe(1))
@@ -86,15 +86,15 @@ class EarlyReads:
             self._samplers.append(weakref.ref(sampler))
 
     def bind(self, device: str) -> None:
-        """Note that the script uses a device, which it has chosen by its local rank."""
+        """Note that the script uses this device, which it has chosen by its local rank."""
         self.found.setdefault(PlaceInWorld.LOCAL_RANK, f"{device} is in use")
 
     def bind_rank(self, text: str) -> None:
-        """Note that the script received something that was meant for its rank alone."""
+        """Note that the script received data that was meant for its rank alone. `text`: a description of the data."""
         self.found.setdefault(PlaceInWorld.RANK, text)
 
     def take_rank(self, rank: int) -> None:
-        """Give another rank to torch's samplers that have read the former one."""
+        """Set this rank in torch's samplers that were made with the former rank."""
         for reference in self._samplers:
             sampler = reference()
             if sampler is not None:
@@ -102,7 +102,7 @@ class EarlyReads:
 
 
 def _reader(frame: FrameType | None) -> FrameType | None:
-    """Frame of the script or framework that gets the value read at `frame`."""
+    """The frame of the script or framework that gets the value, from `frame` outwards; None if there is none."""
     while frame is not None:
         names = _ENTRY_POINTS.get(str(frame.f_globals.get("__name__", "")), frozenset[str]())
         if names is not None and frame.f_code.co_name not in names:
@@ -112,7 +112,7 @@ def _reader(frame: FrameType | None) -> FrameType | None:
 
 
 def _where(frame: FrameType) -> str:
-    """File and line; for a framework's frame also those of the script that called it."""
+    """File and line of a frame; for a framework's frame, also of the script's line that called it."""
     at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     outer: FrameType | None = frame
     while outer is not None and outer.f_globals.get("__name__") != "__main__":

@@ -1,6 +1,6 @@
 """The one error tree: all exceptions that are caught outside the file that raises them.
 
-Every error names its cause, its place and a cure. `PUBLIC` lists those that a user's script or program may get.
+Every error names its cause, its place and a cure. `PUBLIC` lists the errors that a user's script or program may get.
 """
 
 import re
@@ -21,7 +21,7 @@ from errno import (
 )
 
 PASSING = frozenset({EMFILE, ENFILE, ENOMEM, EAGAIN, ENOSPC, EDQUOT, ENOBUFS, EINTR})
-"""Values of `OSError.errno` for a shortage that may be over soon. Other errors are refusals, which stay."""
+"""Values of `OSError.errno` for a shortage that may be over soon. All other errors are permanent refusals."""
 
 
 REFUSALS = frozenset({ENOSYS, EPERM, EACCES, EOPNOTSUPP, EINVAL})
@@ -29,7 +29,7 @@ REFUSALS = frozenset({ENOSYS, EPERM, EACCES, EOPNOTSUPP, EINVAL})
 
 
 def passes(error: BaseException | None) -> bool:
-    """True if trying again may help."""
+    """True if the error is a shortage that may pass, so that another attempt may succeed."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in PASSING:
             return True
@@ -64,7 +64,7 @@ class DeadlineExceeded(RegrowError):
 
 
 class AgentGone(RegrowError):
-    """The agent has closed the channel: this process has no one left to work for and should end."""
+    """The agent has closed the channel: this process has no agent left to work for, and should end."""
 
 
 class CoordinatorGone(RegrowError):
@@ -72,15 +72,15 @@ class CoordinatorGone(RegrowError):
 
 
 class NoPlaceYet(UsageError):
-    """The job has no place for a node while another node, which may leave, has it."""
+    """The job has no room for this node yet, because another node, which may leave, has the place."""
 
 
 class StoreRefusal(RegrowError):
-    """The key-value store refuses a client's request; the message goes back to the client."""
+    """The key-value store refuses a client's request; the client gets the message."""
 
 
 class StoreNodeLost(RegrowError):
-    """Another agent, which keeps keys, cannot be reached, has ended, or does not answer."""
+    """Another agent, which keeps some of the keys, cannot be reached, has ended, or does not answer."""
 
 
 class GenerationHalted(RegrowError):
@@ -88,7 +88,7 @@ class GenerationHalted(RegrowError):
 
 
 class StepGivenUp(GenerationHalted):
-    """Another rank has a reason to run the step again, and reports that reason itself."""
+    """Raised on a rank that must abandon its step because another rank reports a reason to run the step again."""
 
 
 class CollectiveMisuse(RegrowError):
@@ -111,11 +111,11 @@ class StateError(RegrowError):
 
 
 class SetUpDiffers(RegrowError):
-    """Before its loop a newcomer receives something else than the worker that it replaces: it would not be equal."""
+    """A newcomer received something else before its loop than the worker that it replaces, so it would not be equal."""
 
 
 class Torn(StateError):
-    """A segment of shared memory holds no complete copy of state, or another copy than the requested one."""
+    """A segment of shared memory holds no complete copy of state, or a different copy from the requested one."""
 
 
 class DamagedCopy(Torn):
@@ -135,7 +135,7 @@ class CheckpointError(RegrowError):
 
 
 class OtherFormat(CheckpointError):
-    """The checkpoint may be whole, but this version cannot read it."""
+    """The checkpoint may be complete, but this version cannot read its format."""
 
 
 class DataError(RegrowError):
@@ -143,23 +143,23 @@ class DataError(RegrowError):
 
 
 class NoRoom(RegrowError):
-    """The disk or the shared memory is full; what is cached stays."""
+    """The disk or the shared memory is full. Entries that are already cached stay."""
 
 
 class CacheUnusable(RegrowError):
-    """The cache's folder is read-only, another user's, or gone. Training goes on without the cache."""
+    """The cache's folder is read-only, belongs to another user, or is gone. Training goes on without the cache."""
 
 
 class Damaged(RegrowError):
-    """The file is not a whole entry of this identity and key, and was removed. `cause` says what was wrong."""
+    """A file of the cache is not a complete entry of this identity and key, and was removed. `cause` says why."""
 
 
 class Unfit(RegrowError):
-    """A producer of batches cannot make batches for that worker; the message says why."""
+    """A producer of batches cannot make batches for a certain worker; the message gives the reason."""
 
 
 class NotCacheable(RegrowError):
-    """The batch holds something that cannot be reproduced exactly. `reason` says what it is, and where in the batch."""
+    """The batch contains something that cannot be reproduced exactly. `reason` names it and its place in the batch."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -167,12 +167,12 @@ class NotCacheable(RegrowError):
 
 
 class NotCarried(UsageError):
-    """A value whose state cannot be read or written back. `of`: the object that has it, if it is not one itself."""
+    """A value's state cannot be read or written back. `of`: the object that contains the value; None: itself."""
 
     def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
         self.path, self.value = path, value if of is None else of
         self.more: list[NotCarried] = []
-        """The same error for other values, found in the same look."""
+        """The same error for other values, found in the same inspection."""
         name = re.split(r"[.\[]", path, maxsplit=1)[0]
         super().__init__(
             f"{path} ({type(value).__name__}) cannot be protected: {reason}",
@@ -182,11 +182,11 @@ class NotCarried(UsageError):
 
 
 class NotPlain(Exception):
-    """A script's variable holds something that is not plain, or contains itself: it is not kept. Not an error."""
+    """A script's variable is not plain data, or contains itself, so it is not kept. Not an error for the user."""
 
 
 class TooLarge(Exception):
-    """A script's variable has more leaves than regrow follows: it is not kept. Not an error."""
+    """A script's variable has more leaves than regrow inspects, so it is not kept. Not an error for the user."""
 
 
 class Rehearsed(BaseException):

@@ -1,4 +1,4 @@
-"""Hosts and ports as people write them, and the address by which others reach this machine."""
+"""Hosts and ports in the form in which people write them, and the address by which others reach this machine."""
 
 import ipaddress
 import socket
@@ -11,7 +11,7 @@ _LOOPBACK_S = 10.0
 
 
 def place_to_listen(flag: str, text: str) -> tuple[str, int] | None:
-    """Host and port of a flag's `[HOST:]PORT`; loopback unless a host is given. None for an empty text.
+    """Parse a flag's `[HOST:]PORT`; the host defaults to loopback. None for an empty text.
 
     Raises `UsageError`, which names the flag.
     """
@@ -24,7 +24,7 @@ def place_to_listen(flag: str, text: str) -> tuple[str, int] | None:
 
 
 def own_addresses(flag: str, text: str) -> list[str]:
-    """Addresses in a flag's `ADDRESS,ADDRESS`. Raises `UsageError`, which names the flag, also for a host name."""
+    """Parse a flag's `ADDRESS,ADDRESS`. Raises `UsageError`, which names the flag, also for a host name."""
     found = [part.strip().strip("[]") for part in text.split(",") if part.strip()]
     for each in found:
         try:
@@ -37,26 +37,26 @@ def own_addresses(flag: str, text: str) -> list[str]:
 
 
 def address_of(host: str, port: int) -> str:
-    """`HOST:PORT` as written in a URL."""
+    """Join host and port as `HOST:PORT`, in the form for URLs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def nth_place(place: tuple[str, int] | None, number: int) -> tuple[str, int] | None:
-    """Address of the `number`-th of several servers on this machine, one port after the other; port 0 (any) stays 0."""
+    """Address of the `number`-th of several servers on this machine, on successive ports; port 0 (any) stays 0."""
     return (place[0], place[1] + number) if place is not None and place[1] else place
 
 
 def answers_to(listening: str, asked: str) -> bool:
-    """True if a listener at the address `listening` answers requests that use the host name `asked`.
+    """True if a listener at `listening` should answer requests that use the host name `asked`.
 
-    A listener on loopback answers only to loopback's own names: else a foreign web page could read it by pointing a
-    host name of its own at this machine.
+    A listener on loopback answers only to loopback's own names: otherwise a foreign web page could read it, by pointing
+    a host name of its own at this machine.
     """
     return not is_loopback(listening) or asked == "" or is_loopback(asked.strip("[]"))
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine itself reaches that host."""
+    """True if the host name or address is reachable only from this machine itself."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_loopback(host: str) -> None:
-    """Check that this machine reaches itself there, if that is a loopback address. Raises `UsageError`."""
+    """Check that this machine can reach itself at `host`, if that is a loopback address. Raises `UsageError`."""
     if not is_loopback(host):
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -82,7 +82,7 @@ def check_loopback(host: str) -> None:
 
 
 def route_to(host: str, port: int, *, flag: str) -> str:
-    """This machine's own address on the route to another machine; sends nothing. Raises `RegrowError`."""
+    """This machine's own address on the route to another machine; no packet is sent. Raises `RegrowError`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(found[0], socket.SOCK_DGRAM) as probe:

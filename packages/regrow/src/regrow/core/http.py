@@ -1,4 +1,4 @@
-"""HTTP between processes of a job: clients and servers, encrypted as `core/tls.py` says."""
+"""HTTP between processes of a job: clients and servers, encrypted as `core/tls.py` describes."""
 
 import asyncio
 import errno
@@ -20,25 +20,25 @@ from regrow.core.strangers import HELLO_S, MOST, refused
 HEAD_BYTES = 64 << 10
 _TURN_S: Seconds = 0.02
 _TURN_TLS_S: Seconds = 0.5
-"""With TLS a handshake takes several round trips, and both ends may be busy."""
+"""Like `_TURN_S`, with TLS: the handshake takes several round trips, and both ends may be busy."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S: Seconds = 0.1
 _AT_ONCE = 64
 _IDLE_S: Seconds = 30.0
-"""Longest pause between two requests of a caller that the application does not admit by name."""
+"""Longest pause between two requests of a caller that the application has not admitted by `admit`."""
 _IDLE_LONG_S: Seconds = 3630.0
 _HEAD_ENDS = b"\r\n\r\n"
 
 
 def session(**options: Any) -> aiohttp.ClientSession:
-    """`aiohttp.ClientSession` for calls to `tls.url(...)`. Raises `UsageError`."""
+    """An `aiohttp.ClientSession` for calls to URLs from `tls.url`. Raises `UsageError`."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls.calling() or True), **options)
 
 
 async def is_only_silent(url: str, within: Seconds) -> bool:
-    """True if calls there fail only for want of a TLS handshake: the machine accepts them, but its process is paused.
+    """True if the server accepts connections but does no TLS handshake: its machine runs, but its process is paused.
 
-    Without TLS a call succeeds as soon as the machine has accepted it, so there is nothing more to find out.
+    False without TLS, where a call succeeds as soon as the machine has accepted it: nothing more can be learned.
     """
     parts = urlsplit(url)
     if parts.scheme != "https":
@@ -52,7 +52,7 @@ async def is_only_silent(url: str, within: Seconds) -> bool:
 
 
 async def stop_listening(runner: web.AppRunner | None) -> None:
-    """Accept no new connections; those that exist stay."""
+    """Accept no new connections; open ones stay open."""
     for site in list(runner.sites) if runner is not None else ():
         await site.stop()
 
@@ -77,14 +77,14 @@ async def listen(
     """Serve at this address; returns the port. Raises `OSError` or `UsageError`.
 
     Args:
-        runner: runner of the application, set up.
+        runner: runner of the application, already set up.
         host: the address to listen on.
-        port: 0: any.
+        port: the port; 0: any free one.
         reuse: whether to listen while connections of a former server are still being closed.
         backlog: how many connections may wait to be accepted.
         anybody: whether callers without a certificate may connect too.
         endpoint: name under which refused connections are counted.
-        strict: whether the application admits callers by `admit`; else whoever sends a whole request is admitted.
+        strict: whether the application admits callers by `admit`; else a caller that sends a whole request is admitted.
     """
     context = tls.serving(anybody=anybody)
     server = runner.server
@@ -96,10 +96,10 @@ async def listen(
 
 
 class Caller:
-    """A connection whose sender is not identified yet.
+    """A connection whose caller is not identified yet.
 
     Args:
-        listener: the listener that accepted it.
+        listener: the listener that accepted the connection.
     """
 
     def __init__(self, listener: "HttpListener") -> None:
@@ -112,7 +112,7 @@ class Caller:
         self._tail = b""
 
     def receives(self, data: bytes) -> bool:
-        """Take a part of the received bytes. False: the head of the request is longer than allowed."""
+        """Take more received bytes into account. False: the request's head is longer than allowed."""
         if self not in self.listener.waiting or self._received < 0:
             return True
         if _HEAD_ENDS in self._tail + data:
@@ -125,11 +125,11 @@ class Caller:
         return self._received <= HEAD_BYTES
 
     def admit(self) -> None:
-        """Let the connection stay as long as its caller likes."""
+        """Mark the caller as identified: the connection may stay open from now on."""
         self.listener.forget(self)
 
     def hang_up(self, why: str) -> None:
-        """Close the connection and count it as refused."""
+        """Close the connection and count it as refused, with the reason `why`."""
         self.listener.forget(self)
         refused.add(self.listener.name, why)
         if self.transport is not None:
@@ -178,15 +178,15 @@ class _Handler(web.RequestHandler):
 class HttpListener:
     """Accepts connections on the sockets of a site, as a server that `web.BaseSite` can close.
 
-    At most `MOST` connections may be unidentified, each for `HELLO_S`. While others wait to be accepted, the one that
-    has been silent longest is closed as soon as it has had its turn; when descriptors run out, at once.
+    At most `MOST` connections may be unidentified, each for `HELLO_S`. While others wait to be accepted, the connection
+    that was silent longest is closed as soon as it has had its turn; when descriptors run out, at once.
 
     Args:
         server: aiohttp's server of the application.
         sockets: bound, and not listening yet.
         context: for TLS; None: no encryption.
         name: name under which refused connections are counted.
-        strict: whether the application has to admit callers; else the whole head of a request admits them.
+        strict: whether the application must admit callers; else a complete request head admits them.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class HttpListener:
     ) -> None:
         self.name, self.strict, self.sockets = name, strict, list(sockets)
         self.waiting: dict[Caller, None] = {}
-        """In the order of arrival."""
+        """Unidentified connections, in the order of arrival."""
         self._server, self._context = server, context
         self._idle = _IDLE_LONG_S if strict else _IDLE_S
         self._loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ class HttpListener:
             self._loop.add_reader(each, self._accept, each)
 
     def close(self) -> None:
-        """Listen no more; admitted connections stay."""
+        """Stop listening; admitted connections stay open."""
         if self._closed:
             return
         self._closed = True
@@ -223,11 +223,11 @@ class HttpListener:
             each.close()
         for caller in list(self.waiting):
             if caller.transport is None and caller.task is not None:
-                caller.task.cancel()  # in the middle of its handshake
+                caller.task.cancel()  # closed in the middle of its handshake
         self.sockets = []
 
     def forget(self, caller: Caller) -> None:
-        """Stop the timers of a connection that is admitted, or gone."""
+        """Stop the timers of a connection that was admitted or has ended."""
         for timer in caller.timers:
             timer.cancel()
         caller.timers.clear()
@@ -279,18 +279,18 @@ class HttpListener:
                 refused.add(self.name, f"a connection: {error}")
 
     def _lost(self, caller: Caller, error: BaseException) -> None:
-        """Count a call that failed by a defect of the server; the others are served."""
+        """Count a call that failed because of a defect of the server, which goes on serving other callers."""
         self.forget(caller)
         refused.add(self.name, f"a call that failed by {type(error).__name__}: {error}")
 
     def _had_turn(self, caller: Caller) -> None:
-        """Note that two turns of the loop have passed, so all that the caller had sent by then was read."""
+        """Note that two turns of the event loop have passed, so that all that the caller had sent by then was read."""
         caller.had_turn = True
         if caller in self.waiting:
             self._go_on()
 
     def _make_place(self, *, at_once: bool = False) -> bool:
-        """Close the connection that has been silent longest, if it has had its turn or `at_once`; True if closed."""
+        """Close the connection that was silent longest, if it has had its turn or `at_once`; True if one was closed."""
         oldest = next(iter(self.waiting), None)
         if oldest is None or not (oldest.had_turn or at_once):
             return False
@@ -311,7 +311,7 @@ class HttpListener:
 
 
 class _Site(web.BaseSite):
-    """A site whose listener is open as long as its runner."""
+    """A site whose listener stays open as long as the site's runner."""
 
     def __init__(self, runner: web.AppRunner, listener: HttpListener, backlog: int) -> None:
         super().__init__(runner, backlog=backlog)
@@ -319,7 +319,7 @@ class _Site(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """Name for aiohttp's own lists."""
+        """Name of the site in aiohttp's own lists."""
         return self._listener.name
 
     async def start(self) -> None:
@@ -330,13 +330,13 @@ class _Site(web.BaseSite):
 
 
 def admit(request: web.Request) -> None:
-    """Admit the sender of this request: it has shown that it belongs to the job."""
+    """Admit the sender of this request, which has proved that it belongs to the job."""
     if isinstance(request.protocol, _Handler):
         request.protocol.caller.admit()
 
 
 async def _bound(host: str, port: int, reuse: bool | None) -> list[socket.socket]:
-    """Bound sockets of an address, as asyncio makes them, not listening yet. Raises `OSError`."""
+    """Sockets bound to an address as asyncio binds them, not listening yet. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, reuse_address=reuse, start_serving=False)
     made = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]

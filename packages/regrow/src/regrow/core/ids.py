@@ -14,4 +14,4 @@ Instant = float
 """Seconds on the monotonic clock; comparable between processes of one machine."""
 
 NO_STATE = StepNo(-1)
-"""`state_at` of a worker that holds no usable state: a newcomer, or a torn update."""
+"""`state_at` of a worker without usable state: a newcomer, or a worker whose update was torn."""

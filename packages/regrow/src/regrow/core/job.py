@@ -22,90 +22,91 @@ class JobSpec(msgspec.Struct, frozen=True):
     window: Seconds
     max_restarts: int | None
     durable: bool
-    tag: str = ""  # tag by which `regrow jobs --tag` selects jobs
+    tag: str = ""  # tag by which `regrow jobs --tag` selects this job
     warmth_asked: bool = False
-    """True if the user has chosen `warmth`: else standbys take no memory of devices that ranks use."""
+    """True if the user has chosen `warmth`; otherwise standbys use no memory of devices that ranks use."""
     halt_deadline: Seconds = 20.0
-    """Time until a worker that has not answered a halt is examined; `membership.recovery.hangs` decides on fencing."""
+    """Time after which a worker that has not answered a halt is examined; `membership.recovery.hangs` may fence it."""
     hang_timeout: Seconds | None = None
-    """Longest standstill of a worker in a step, if the user has set it; None: hangs are judged by evidence."""
+    """Longest standstill of a worker in a step, if the user has set one; None: hangs are judged by evidence."""
     hang_floor: Seconds = HANG_FLOOR
-    """Without `hang_timeout`: shortest standstill that may count as a hang."""
+    """Shortest standstill that may count as a hang, where `hang_timeout` is not set."""
     form_deadline: Seconds = 720.0
-    """Longer than a newcomer's state may take to arrive. Workers whose groups do not form report that sooner."""
+    """Longest time to form a generation, including a newcomer's state. Failed groups are reported sooner."""
     build_deadline: Seconds = 1800.0
     verdict_grace: Seconds = 1.0
     buddy_every: int = 0
-    """Steps between two copies of every rank's state in shared memory, streamed to the buddy node; 0: none."""
+    """Number of steps between two copies of every rank's state in shared memory, sent to its buddy node; 0: none."""
     digest_every: int = 0
-    """Steps between two comparisons of the replicas' state; 0: never."""
+    """Number of steps between two comparisons of all of the replicas' state; 0: never."""
     audit: bool = True
-    """True if workers look now and then for replicas that differ; `digest_every` compares all state, and repairs it."""
+    """True if workers now and then compare samples of the replicas' state; `digest_every` compares all of it."""
     proof: bool = False
-    """True if standbys prove, by running in the shadow of ranks, that they compute the same."""
+    """True if standbys prove that they compute the same as ranks, by running a step in the shadow of each."""
     proof_forks: bool = False
     """True if a newcomer is forked for the proof when no standby can give it."""
     health: bool = False
-    """True if agents examine their nodes when they join and after each incident."""
+    """True if agents examine their nodes when these join and after each incident."""
     elects: bool = True
-    """True if other nodes' launchers take over the coordinator when its node is lost."""
+    """True if another node's launcher takes over as coordinator when the coordinator's node is lost."""
     witness: bool = False
-    """True if a folder on a shared disk also votes for the coordinator."""
+    """True if a folder on a shared disk has a vote in the election of the coordinator."""
     health_checks: list[str] = []
-    """Executables of the user's that examine nodes too."""
+    """Executables by which the user examines nodes too."""
     straggler_steps: int = 20
-    """Number of steps in a row that a rank must be slower than the others to count as a straggler; 0: no check."""
+    """Number of successive steps for which a rank must be slower than the others to be a straggler; 0: no check."""
     replace_stragglers: bool = False
-    """True if the nodes of stragglers are replaced when others have room."""
+    """True if the nodes of stragglers are replaced when other nodes have room."""
     stop_on_divergence: bool = False
-    """True if a job ends at once when its result is not proven any more; else it is trained to its end."""
+    """True if the job ends as soon as its result is no longer proven; otherwise it trains to its end."""
     rewrites: bool = True
-    """False if nothing may be written into the script's frames; features that need that are refused."""
+    """False if nothing may be written into the script's frames; features that need to write there are refused."""
     check_for_nan: bool = False
-    """True if a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
+    """True if a step with a non-finite loss or gradient runs again, and ends the job the second time."""
     numa_binding: str = ""
-    """Part of a node, as torchrun names it, to which workers are bound near their accelerators; empty: no binding."""
+    """Part of a node, in torchrun's terms, to which workers are bound near their accelerators; empty: no binding."""
     hydration: str = "sockets"
-    """`--hydration`: how newcomers read state, `sockets`, `memory` or `nixl`."""
+    """How newcomers read state (`--hydration`): over `sockets`, from `memory`, or by `nixl`."""
     log_rules: list[LogRule] = []
     """Rules for the lines that workers print."""
     trial_steps: int = 0
-    """`regrow try`: most steps, each of which logs the state it began with; 0: as many as the script has."""
+    """`regrow try`: most steps to run, each of which logs the state that it began with; 0: all steps of the script."""
     node_lease: Seconds = 10.0
     """Silence after which a node on another machine than the coordinator counts as lost."""
     node_deadline: Seconds = 600.0
-    """Longest wait for a lost node to return."""
+    """Longest time that the job waits for a lost node to return."""
     checkpoint_every: Seconds = 0.0
     """Least time between two durable checkpoints; 0: none are written."""
     checkpoint_keep: int = 2
-    """Number of durable checkpoints that are kept, the newest."""
+    """Number of durable checkpoints to keep, the newest ones."""
     lineage: Lineage = NOBODY
-    """Owner of the job's durable checkpoints."""
+    """The training that owns the job's durable checkpoints."""
     must_resume: bool = False
-    """True if the job ends when it finds no readable durable checkpoint to resume from (`--resume=must`)."""
+    """True if the job must end when it finds no readable durable checkpoint (`--resume=must`)."""
     unit: int = 1
-    """Ranks of one replica: those that together hold one copy of the state. Worlds have whole replicas only."""
+    """Number of ranks in one replica, which together hold one copy of the state. A world has whole replicas only."""
     min_replicas: int | None = None
-    """Fewest replicas with which the job trains; with fewer it waits. None: as many as at the start."""
+    """Fewest replicas with which the job trains, else it waits; None: as many as at the start."""
     max_replicas: int | None = None
     """Most replicas; None: as many as at the start."""
     sizes: list[int] = []
-    """Allowed numbers of replicas between these two; empty: all."""
+    """Allowed numbers of replicas from `min_replicas` to `max_replicas`; empty: all."""
     change_pause: Seconds = 0.0
     """Least time between two voluntary changes of the world's size."""
     leave_deadline: Seconds = 600.0
-    """Idle time, and processor time, after which a worker that was released in the middle of the job is ended.
+    """Time after which a released worker that is idle is ended, and processor time after which it is ended anyway.
 
-    Nothing waits for it, and it yields to the workers that train: on busy cores its last acts take long by the clock.
+    It counts for a worker that leaves in the middle of the job. No process waits for that worker, and it yields to the
+    workers that train: on busy cores its last acts take long by the clock.
     """
     most_nodes: int = 0
-    """Most nodes, if others may join later; 0: no more than at the start."""
+    """Most nodes, if other nodes may join later; 0: only as many as at the start."""
     spares: int = 0
-    """Nodes that hold no ranks, and wait to take over those of a lost node."""
+    """Number of nodes that hold no ranks, and wait to take over the ranks of a lost node."""
 
     @property
     def halt_patience(self) -> Seconds:
-        """Time after which a worker that did not answer a halt is checked for a hang."""
+        """Time after which a worker that has not answered a halt is checked for a hang."""
         return min(self.halt_deadline, self.hang_bound)
 
     @property
@@ -130,7 +131,7 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def can_elect(self) -> bool:
-        """True if another coordinator can be elected: nodes suffice for a majority, and the job can lose one."""
+        """True if another coordinator can be elected: nodes suffice for a majority, and the job can lose a node."""
         return self.elects and (self.node_limit > 2 or self.witness) and (self.spares > 0 or self.can_lose_nodes)
 
     @property
@@ -140,15 +141,15 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def world(self) -> int:
-        """Ranks in the whole job at its start."""
+        """Number of ranks in the whole job at its start."""
         return self.nproc * (self.nodes - self.spares)
 
     @property
     def replicas(self) -> int:
-        """Replicas at the start of the job."""
+        """Number of replicas at the start of the job."""
         return self.world // self.unit
 
     @property
     def most_world(self) -> int:
-        """Ranks in the largest world that the job may have."""
+        """Number of ranks in the largest world that the job may have."""
         return self.world if self.max_replicas is None else max(self.world, self.max_replicas * self.unit)

@@ -23,18 +23,18 @@ class Series(NamedTuple):
 
 
 def series_of(name: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]], kind: str = "gauge") -> Series:
-    """A series of these values, each with its labels."""
+    """A series with these values, each with its labels."""
     return Series(name, kind, text, [Sample(labels, value) for labels, value in samples])
 
 
 def refusals_of(counts: Mapping[str, int], labels: Mapping[str, str]) -> Series:
-    """Number of refused connections, by the endpoint at which they arrived."""
+    """A series with the number of refused connections, by the endpoint at which they arrived."""
     found = [({**labels, "door": endpoint}, count) for endpoint, count in sorted(counts.items())]
     return series_of("regrow_refused_connections_total", "Connections without the job's token.", found, "counter")
 
 
 def text_of(found: Iterable[Series]) -> str:
-    """The answer to a scrape."""
+    """The series in Prometheus' format, as the answer to a scrape."""
     return "".join(line + "\n" for each in found for line in _lines(each))
 
 

@@ -1,8 +1,8 @@
-"""The one seam for sockets between processes of a job: it listens, connects, and checks the peer.
+"""The one interface for sockets between processes of a job: it listens, connects, and checks the peer.
 
-An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes, encrypted as `core/tls.py` says.
-Paths of a job begin with `@`: they are names in the kernel's abstract namespace (unix(7)), which no cleaner of folders,
-logout or long `TMPDIR` breaks and nobody has to remove. They have no mode, so both ends check each other's user.
+An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes, encrypted as in `core/tls.py`.
+Paths of a job begin with `@`: they are names in the kernel's abstract namespace (unix(7)), so no cleaner of folders,
+logout or long `TMPDIR` breaks them, and nobody must remove them. They have no mode, so both ends check the peer's user.
 """
 
 import asyncio
@@ -38,33 +38,33 @@ Speaking = TypeVar("Speaking", bound=asyncio.Protocol)
 
 
 def same_secret(given: str | bytes, token: str | bytes) -> bool:
-    """True if a peer knows the job's secret; the comparison takes equally long for any guess."""
+    """True if a peer has sent the job's secret; the comparison takes equally long for any guess."""
     one, other = (text.encode() if isinstance(text, str) else text for text in (given, token))
     return hmac.compare_digest(one, other)
 
 
 _PEER = struct.Struct("3i")
-"""Process, user and group of the other end of a unix socket."""
+"""Fields of `SO_PEERCRED`: process, user and group of the other end of a unix socket."""
 _STARTED_BY = os.getuid()
 
 
 def sockets_home() -> str:
-    """A new, unguessable prefix for a node's socket names; a listener gets it as `socket_dir`."""
+    """A new, unguessable prefix for a node's socket names; pass it to `listen` as `folder`."""
     return f"@regrow-{secrets.token_hex(8)}"
 
 
 def unix_address(path: str | Path) -> str:
-    """The form of an endpoint's path that socket calls take."""
+    """An endpoint's path in the form that socket calls take."""
     text = str(path)
     return f"\0{text[1:]}" if text.startswith("@") else text
 
 
 def is_own(sock: socket.socket) -> bool:
-    """True if the other end of a connection is a process of this user. TCP peers prove it by the token instead."""
+    """True if the peer of a unix socket is a process of this user. Always True for TCP, where peers show the token."""
     if sock.family != socket.AF_UNIX:
         return True
     _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return user in (os.getuid(), _STARTED_BY)  # a script may have changed its own user
+    return user in (os.getuid(), _STARTED_BY)  # the script may have changed its own user
 
 
 def _own_end(sock: socket.socket, endpoint: object) -> None:
@@ -87,14 +87,14 @@ def _place(endpoint: str) -> str | tuple[str, int]:
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens, and the endpoint under which others find it."""
+    """A listening socket, and the endpoint by which others connect to it."""
 
     sock: socket.socket
     endpoint: str
     path: Path | None = None
 
     def accept(self) -> socket.socket:
-        """The next connection. Raises `OSError`; `ConnectionAbortedError` if it came from another user."""
+        """Accept the next connection. Raises `OSError`; `ConnectionAbortedError` if it came from another user."""
         sock = keep_from_forks(self.sock.accept()[0])
         if not is_own(sock):
             sock.close()
@@ -104,7 +104,7 @@ class Listener:
         return sock if context is None else tunnel.called(sock, context)
 
     def close(self) -> None:
-        """Stop listening; a thread that is blocked in `accept` is woken."""
+        """Stop listening; wakes a thread that is blocked in `accept`."""
         hang_up(self.sock)
         self.sock.close()
         if self.path is not None and not str(self.path).startswith("@"):
@@ -114,7 +114,7 @@ class Listener:
 def listen(
     name: str, folder: str | Path | None, *, bind: str = "", advertise: str = "", backlog: int = _BACKLOG
 ) -> Listener:
-    """Listen on a unix socket in a private folder; without a folder, on any TCP port.
+    """Listen on a unix socket in a private folder or, if there is no folder, on any TCP port.
 
     Args:
         name: start of the socket's name in the folder; a unique end is added.
@@ -146,13 +146,13 @@ def listen(
 def connect(
     endpoint: str, within: Seconds = CONNECT_S, *, opened: Callable[[socket.socket], object] = lambda sock: None
 ) -> socket.socket:
-    """A stream socket to an endpoint. Raises `OSError` or `UsageError`.
+    """Connect a stream socket to an endpoint. Raises `OSError` or `UsageError`.
 
     Args:
         endpoint: the address to connect to.
         within: timeout of the connection, and of the socket's next calls.
-        opened: gets the socket before it connects, so that another thread can end the attempt; also any socket that
-            replaces it.
+        opened: gets the socket before it connects, so that another thread can end the attempt; also gets any later
+            socket that replaces it.
     """
     place, failed = _place(endpoint), OSError(f"{endpoint} has no address")
     found = [(socket.AF_UNIX, place)] if isinstance(place, str) else _addresses(*place)
@@ -185,16 +185,16 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """End the connection at once, also under a thread that is blocked in it; that thread closes the socket."""
+    """End the connection at once, also for a thread that is blocked in it; that thread then closes the socket."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        # Not connected, or closed already: then no thread is blocked in it.
+        # It is not connected, or already closed: no thread is blocked in it.
         return
 
 
 def widen(sock: socket.socket) -> None:
-    """Enlarge the kernel's send buffer: with the default of unix sockets the two ends wait for each other too often."""
+    """Enlarge the kernel's send buffer: with the default for unix sockets the two ends often wait for each other."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW)
     else:
@@ -202,14 +202,14 @@ def widen(sock: socket.socket) -> None:
 
 
 class ThreadServer:
-    """Serves connections between `open` and `close`: one thread accepts, and each connection gets a thread of its own.
+    """Serves connections between `open` and `close`: one thread accepts, and each connection gets its own thread.
 
-    A connection that is not `known` after `strangers.HELLO_S` is closed; while there are `strangers.MOST` such
-    connections or more, the oldest is closed sooner.
+    A connection that is not marked as `known` within `strangers.HELLO_S` is closed; while there are at least
+    `strangers.MOST` such connections, the oldest is closed sooner.
 
     Args:
         name: name of its threads.
-        attend: serves one connection, which is closed when this returns or raises.
+        attend: serves one connection, which is closed when this function returns or raises.
     """
 
     def __init__(self, name: str, attend: Callable[[socket.socket], None]) -> None:
@@ -220,7 +220,7 @@ class ThreadServer:
         self._closed = threading.Event()
         self._serving: dict[socket.socket, threading.Thread] = {}
         self._strangers: dict[socket.socket, Instant] = {}
-        """Time of arrival of connections that are not known yet, the oldest first."""
+        """Arrival times of the connections that are not known yet, the oldest first."""
 
     @property
     def closed(self) -> bool:
@@ -228,7 +228,7 @@ class ThreadServer:
         return self._closed.is_set()
 
     def open(self, listener: Listener) -> str:
-        """Serve the connections of this listener; returns its endpoint."""
+        """Start to serve the connections of this listener; returns its endpoint."""
         self._listener = listener
         self._acceptor = threading.Thread(target=self._accept, args=(listener,), name=self._name, daemon=True)
         self._acceptor.start()
@@ -243,12 +243,12 @@ class ThreadServer:
         if listener is not None:
             listener.close()
         self.dismiss(serving)
-        begun = self._acceptor is not None and self._acceptor.ident is not None  # else no thread could be started
+        begun = self._acceptor is not None and self._acceptor.ident is not None  # else no thread could start
         if self._acceptor is not None and begun and self._acceptor is not threading.current_thread():
             self._acceptor.join(_END_S)
 
     def known(self, sock: socket.socket) -> None:
-        """Mark a connection as known: its peer has shown that it belongs here."""
+        """Mark a connection as known: its peer has proved that it belongs to the job."""
         with self._lock:
             self._strangers.pop(sock, None)
 
@@ -270,7 +270,7 @@ class ThreadServer:
             except (TimeoutError, ConnectionAbortedError):
                 continue
             except OSError as error:
-                # Out of descriptors, most likely: give other connections time to end.
+                # Most likely no descriptors are left: give other connections time to end.
                 if self._closed.wait(_PAUSE_S):
                     return
                 _log.warning("%s: a connection could not be accepted: %s", self._name, error)
@@ -283,14 +283,14 @@ class ThreadServer:
                 self._serving[sock] = thread
                 self._strangers[sock] = time.monotonic()
                 try:
-                    thread.start()  # under the lock, so that any thread that finds it in the table can join it
+                    thread.start()  # under the lock, so that a thread that finds it in the table can join it
                 except RuntimeError as error:
                     del self._serving[sock], self._strangers[sock]
-                    sock.close()  # the caller may try again, when another thread can be started
+                    sock.close()  # the caller may try again later, when a thread can be started
                     _log.warning("%s: a connection cannot be served: %s", self._name, error)
 
     def _close_unidentified(self) -> Seconds | None:
-        """Close connections that stayed unknown too long; returns the time to the next look, None if none is left."""
+        """Close connections that stayed unknown too long; returns the time to the next check, None if none is left."""
         while True:
             with self._lock:
                 oldest = next(iter(self._strangers.items()), None)
@@ -301,7 +301,7 @@ class ThreadServer:
                 left = since + (TURN_S if crowded else HELLO_S) - time.monotonic()
                 if left <= 0.0:
                     del self._strangers[sock]
-                    hang_up(sock)  # under the lock: nobody else closes it meanwhile and gives its descriptor to another
+                    hang_up(sock)  # under the lock, so that nobody else closes it and gives its descriptor away
             if left <= 0.0:
                 refused.add(self._name.removeprefix("regrow-"), "a client that did not identify itself")
             elif not crowded:
@@ -329,7 +329,7 @@ class ThreadServer:
 
 
 async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Speaking:
-    """A connection to an endpoint; returns its protocol. Raises `OSError` or `UsageError`."""
+    """Connect to an endpoint in an event loop; returns the connection's protocol. Raises `OSError` or `UsageError`."""
     place, loop = _place(endpoint), asyncio.get_running_loop()
     if isinstance(place, str):
         transport, speaking = await loop.create_unix_connection(protocol, place)
@@ -346,7 +346,7 @@ async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Sp
 async def serve(
     protocol: Callable[[], asyncio.Protocol], path: Path | None, *, bind: str, advertise: str
 ) -> tuple[asyncio.Server, str]:
-    """Serve connections to a unix socket; without a path, to any TCP port. Returns the server and its endpoint.
+    """Serve connections to a unix socket or, if `path` is None, to any TCP port. Returns the server and its endpoint.
 
     The protocol must call `is_own` when a connection is made.
     """

@@ -1,10 +1,10 @@
-"""A worker's activity, as its progress page shows it."""
+"""The activity of a worker, as its progress page shows it."""
 
 from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """A worker's activity, as far as its agent needs to know."""
+    """Activity of a worker, in as much detail as its agent needs."""
 
     BUILDING = 0
     OUTSIDE = 1
@@ -14,8 +14,8 @@ class Phase(IntEnum):
     RECOVERING = 5
     WAITING = 6
     REGION = 7
-    """In a restartable function between two steps."""
+    """The worker is in a restartable function between two steps."""
 
 
 IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
-"""In a step's body, or in its update."""
+"""Phases in a step's body or its update."""

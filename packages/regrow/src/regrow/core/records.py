@@ -1,4 +1,4 @@
-"""Records of a job: `events.jsonl` by the coordinator, `steps.<node>.jsonl` by each agent.
+"""Records of a job: `events.jsonl`, written by the coordinator, and `steps.<node>.jsonl`, written by each agent.
 
 Every line is one JSON object with `type` and the fields below. `at` is the machine's monotonic clock in seconds, `time`
 (added by the writer) the wall clock. Readers give defaults to fields that an older version has not written, and skip
@@ -12,12 +12,12 @@ from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.core.messages.state_ways import StateWay
 
 SCHEMA = 1
-"""Version of the records. It rises with a new kind of line, or when a field changes its meaning."""
+"""Version of the records, raised for a new kind of line or a changed meaning of a field."""
 NODE_LOST = "its node was lost"
-"""`WorkerGone.reason` of workers that were lost with their node: their agent may not have written its newest lines."""
+"""`WorkerGone.reason` of workers that were lost with their node, whose agent may not have written its newest lines."""
 
 IN_TRAINING = "in training"
-"""`NodeJudged.occasion` of findings from the training itself, not from an examination of the node."""
+"""`NodeJudged.occasion` of findings from the training itself, as opposed to an examination of the node."""
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
@@ -39,7 +39,7 @@ class JobStarted(Record, frozen=True):
 
 
 class WorkerSpawned(Record, frozen=True):
-    """The coordinator ordered a worker from an agent."""
+    """The coordinator ordered an agent to start a worker."""
 
     worker: WorkerId
     node: NodeId
@@ -49,7 +49,7 @@ class WorkerSpawned(Record, frozen=True):
 
 
 class WorkerForked(Record, frozen=True):
-    """The worker's process exists."""
+    """The process of a worker exists."""
 
     worker: WorkerId
     pid: int
@@ -77,15 +77,15 @@ class GenerationFormed(Record, frozen=True):
     generation: Generation
     step: StepNo
     workers: dict[str, WorkerId]
-    """Rank (as text) to worker."""
+    """Worker of each rank; the keys are ranks as text."""
     training: str = ""
-    """Name of the training, where the script has several."""
+    """Name of the training, if the script has several."""
     began: StepNo = StepNo(0)
     """The step of the job that is step 0 of that training."""
 
 
 class IncidentOpened(Record, frozen=True):
-    """Something went wrong; the recovery begins."""
+    """A fault or a change of size was noticed, and the recovery begins."""
 
     incident: int
     generation: Generation
@@ -96,13 +96,13 @@ class IncidentOpened(Record, frozen=True):
 
 
 class IncidentClosed(Record, frozen=True):
-    """One fault from detection to the next committed step on every rank. Times in seconds.
+    """One fault, from its detection to the next committed step on every rank. Times in seconds.
 
     Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`, `move`; `faults` 0): it begins with
     the first worker that stopped for it, so that `total` is the pause of the workers that stay.
 
-    `detect`: from the fault (if its time is known) until the coordinator knows of it; `abort`: until every survivor is
-    out of its groups; `regroup`: until a new generation is formed, with its replacements and groups; `hydrate`: until
+    `detect`: from the fault (if its time is known) until the coordinator knows of it; `abort`: until every survivor has
+    left its groups; `regroup`: until a new generation is formed, with its replacements and groups; `hydrate`: until
     every receiver has its state; `redo`: until the next step is committed on every rank.
     """
 
@@ -113,8 +113,8 @@ class IncidentClosed(Record, frozen=True):
     ranks: list[Rank]
     cause: str
     rung: str
-    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `all` or
-    `restart`; for a change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
+    """Way of recovery: `retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`,
+    `all` or `restart`; for a change without a fault `grow`, `shrink` or `node` (its ranks moved)."""
     faults: int
     detect: Seconds
     abort: Seconds
@@ -127,22 +127,22 @@ class IncidentClosed(Record, frozen=True):
     opened_at: Instant
     fault_at: Instant
     before: int = 0
-    """Replicas before and after; both 0 if their number did not change."""
+    """Replicas before the incident; like `after` 0 if the number of replicas did not change."""
     after: int = 0
     ways: list[StateWay] = []
-    """Addresses over which receivers got their state, with the flows and the rate of each; failed ones too."""
+    """Addresses from which receivers got their state, with the flows and the rate of each, also failed ones."""
     slowest: WorkerId | None = None
-    """The replacement that took longest; None if nobody was replaced, or this is not known."""
+    """The replacement that took longest; None if no worker was replaced, or if this is not known."""
     stages: dict[str, Seconds] = {}
-    """Stages of that replacement, by `core.process.stage_times.STAGES`, as it measured them. A stage that did not
-    happen, or began before the fault, is absent. They overlap the times above: it is built while survivors halt."""
+    """Stages of that replacement, in seconds, by `core.process.stage_times.STAGES`. A stage that did not happen, or
+    began before the fault, is absent. They overlap the times above: it is built while survivors halt."""
     not_kept: dict[str, list[Rank]] = {}
-    """Plain variables of which each rank had a value of its own (a running sum of its losses), and the ranks that were
-    replaced, or took another rank's state, without theirs: they have another rank's values, or the script's first."""
+    """Plain variables of which each rank had its own value (a running sum of its losses), and the ranks that lost theirs
+    by being replaced or taking another rank's state: they have that rank's values, or the script's first ones."""
 
 
 class FaultInjected(Record, frozen=True):
-    """An injected fault has struck."""
+    """An injected fault has struck its worker."""
 
     fault: str
     worker: WorkerId
@@ -153,7 +153,7 @@ class FaultInjected(Record, frozen=True):
 
 
 class Noted(Record, frozen=True):
-    """An event worth a line that has no record of its own."""
+    """An event that people should know and that has no record type of its own."""
 
     text: str
     worker: WorkerId | None = None
@@ -162,7 +162,7 @@ class Noted(Record, frozen=True):
 class ReplicaCorrupted(Record, frozen=True):
     """The state of a rank before `step` differed from its replicas': silent corruption, counted against its node.
 
-    `tensors`: the first of those that differed, as far as known. `on_node`: how often that node was counted so far.
+    `tensors`: the first few that differed, as far as known. `on_node`: number of such findings on that node so far.
     """
 
     step: StepNo
@@ -174,10 +174,10 @@ class ReplicaCorrupted(Record, frozen=True):
 
 
 class NodeJudged(Record, frozen=True):
-    """Judgement of a node: a `core.verdicts.HealthVerdict`, and its occasion.
+    """A judgement of a node: a `core.verdicts.HealthVerdict`, and its occasion.
 
-    It comes from an examination, unless that was `ok`; or, with the occasion `IN_TRAINING`, from the work: a straggler,
-    numbers that are not finite, lines in a log. There `ok` withdraws the verdicts of the same source on the device.
+    It comes from an examination that found more than `ok`; or, with the occasion `IN_TRAINING`, from the training: a
+    straggler, numbers that are not finite, lines in a log. There, `ok` withdraws that source's verdicts on the device.
     """
 
     node: NodeId
@@ -190,7 +190,7 @@ class NodeJudged(Record, frozen=True):
 
 
 class NodeQuarantined(Record, frozen=True):
-    """A node has failed twice within the window: no new workers there. `alone`: only reported, it is the only node."""
+    """A node has failed twice within the window, and gets no new workers. `alone`: only reported; it is the only node."""
 
     node: NodeId
     reason: str
@@ -199,9 +199,9 @@ class NodeQuarantined(Record, frozen=True):
 
 
 class ReplicasDiverged(Record, frozen=True):
-    """Ranks that should have had the same state differed before `step`. Training goes on as it is.
+    """Ranks that should have had the same state differed before `step`. Training goes on unchanged.
 
-    `alike`: groups of ranks with the same state, the largest first. `parts`: the first names of what differs.
+    `alike`: groups of ranks with the same state, the largest first. `parts`: the first few names of differing parts.
     """
 
     step: StepNo
@@ -213,7 +213,7 @@ class ReplicasDiverged(Record, frozen=True):
 class ReplacementJudged(Record, frozen=True):
     """A newcomer was compared with the rank that it would replace.
 
-    `step`: of the comparison. `reason`: why it is not equal, for people; empty: it computed the same, bit for bit.
+    `step`: the step of the comparison. `reason`: the difference, for people; empty: it computed the same, bit for bit.
     """
 
     rank: Rank
@@ -244,14 +244,14 @@ class CopyStreamed(Record, frozen=True):
 
 
 class ScaleRefused(Record, frozen=True):
-    """A change of the world to `replicas` was requested and refused. The job goes on as it was."""
+    """A request to change the world to `replicas` was refused. The job goes on with its present size."""
 
     replicas: int
     reason: str
 
 
 class GrowthWeighed(Record, frozen=True):
-    """Decision whether more replicas pay within the announced stay. `gain`, `cost`: seconds of work of the world now.
+    """Decision whether more replicas pay within their announced stay. `gain`, `cost`: in seconds of the present world.
 
     `gain` is `(after / before - 1) * stay`; `cost` the pause at the last growth, 0 if none was measured.
     """
@@ -265,7 +265,7 @@ class GrowthWeighed(Record, frozen=True):
 
 
 class WorldChanged(Record, frozen=True):
-    """The next generation has another number of replicas, or others in them. `step`: the first that it runs.
+    """The next generation has a different number of replicas, or different ranks in them. `step`: the first that it runs.
 
     `kind`: `grow`, `shrink`, `preempt` (a node is given back), `move`, `fault` (nothing could fill a lost rank),
     `restart`, `start` (requested before the first step).
@@ -289,8 +289,8 @@ class JobEnded(Record, frozen=True):
 class StepCommitted(Record, frozen=True):
     """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`.
 
-    `seconds`: duration of its body; before that the rank waited `data_wait` for its batch, and before that `stall` for
-    copies of the state. `data`: its read for the step; in a step of micro-batches `parts` has one record for each.
+    `seconds`: duration of the step's body; before it the rank waited `data_wait` for its batch, and before that `stall`
+    for copies of the state. `data`: its read for the step; a step of micro-batches has one record for each in `parts`.
     """
 
     step: StepNo
@@ -308,12 +308,12 @@ class StepCommitted(Record, frozen=True):
 
     @property
     def reads(self) -> list[BatchRecord]:
-        """All shares that the rank has read; empty if it has not reported them."""
+        """Records of all shares that the rank has read; empty if it has not reported them."""
         return [self.data] if self.data is not None else self.parts
 
 
 class OrderStated(Record, frozen=True):
-    """Order of the samples of a job, as one of its workers reported it. In `steps.<node>.jsonl`."""
+    """Order of a job's samples, as one of its workers reported it. In `steps.<node>.jsonl`."""
 
     rank: Rank
     worker: WorkerId

@@ -1,4 +1,4 @@
-"""Bounded files of records: a full file is set aside under a number, and only the newest parts are kept.
+"""Files of records with a limited size: a full file gets a numbered name, and only the newest parts are kept.
 
 `events.jsonl` is the file being written; `events.jsonl.1` is the oldest part, and numbers are never used again. A part
 is renamed atomically, so that no line is lost whenever a writer is killed.
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class RecordLimits(NamedTuple):
-    """Size in bytes at which a file is set aside (0: never), and the number of parts that are kept whole."""
+    """Size in bytes at which a file becomes a numbered part (0: never), and the number of parts that are kept whole."""
 
     part: int = 64 << 20
     parts: int = 16
 
 
 class RecordPart(NamedTuple):
-    """One file of a sequence; its number is never used again."""
+    """One numbered part of a file of records; its number is never used again."""
 
     number: int
     path: Path
@@ -37,12 +37,12 @@ def set_aside(path: Path) -> list[RecordPart]:
 
 
 def rotate(path: Path, limits: RecordLimits, drop: Callable[[Path], None]) -> None:
-    """Set a full file aside, and drop the parts beyond the limit.
+    """Make a full file a numbered part, and drop the parts beyond the limit.
 
     Args:
         path: the file; its writer opens a new one afterwards.
-        limits: how much is kept.
-        drop: drops a part that is not kept whole: removes it, or makes it smaller. A second call changes nothing.
+        limits: size of a part, and number of parts to keep.
+        drop: removes a part that is not kept whole, or makes it smaller. A second call changes nothing.
 
     Raises:
         OSError: the file could not be renamed, or a part could not be dropped.
@@ -51,7 +51,7 @@ def rotate(path: Path, limits: RecordLimits, drop: Callable[[Path], None]) -> No
     number = parts[-1].number + 1 if parts else 1
     os.rename(path, path.with_name(f"{path.name}.{number}"))
     for part in parts:
-        # Two parts: a writer may have been killed between the rename and the drop of its last rotation.
+        # Two parts, because a writer may have been killed after the rename of its last rotation and before the drop.
         if number - limits.parts - 1 <= part.number <= number - limits.parts:
             drop(part.path)
 

@@ -1,4 +1,4 @@
-"""Text for a terminal or pipe that possibly nobody reads: it is kept for a while, but never waited for."""
+"""Output to a terminal or pipe that may have no reader: text is kept for a while, but nothing waits for a reader."""
 
 import contextlib
 import os
@@ -9,25 +9,25 @@ import time
 from regrow.core.ids import Seconds
 
 KEPT_BYTES = 8 << 20
-"""Bytes kept in memory for a reader; more is left out, and the output says so."""
+"""Bytes kept in memory for a reader; further text is left out, and the output says so."""
 _PART_BYTES = 64 << 10
 
 
 class Shown:
-    """Writes to a descriptor without blocking where possible: a pipe or terminal is opened a second time for that.
+    """Writes to a descriptor, if possible without blocking: a pipe or terminal is opened a second time for that.
 
-    Not for several threads at once.
+    Not for use by several threads at once.
 
     Args:
-        descriptor: standard output or error; it stays as it is, since other processes may share it.
-        keeps: how many bytes may wait for a reader.
+        descriptor: standard output or error; it stays unchanged, since other processes may share it.
+        keeps: number of bytes that may wait for a reader.
     """
 
     def __init__(self, descriptor: int, keeps: int = KEPT_BYTES) -> None:
         self._keeps = keeps
         self._waiting = bytearray()
         self.left_out = 0
-        """Bytes that were not read in time."""
+        """Number of bytes that were dropped because no reader took them in time."""
         self._descriptor = _opened(descriptor)
 
     def fileno(self) -> int:
@@ -40,7 +40,7 @@ class Shown:
         return bool(self._waiting)
 
     def write(self, text: bytes) -> None:
-        """Write lines, now or when there is a reader. Raises `OSError` if there will never be one."""
+        """Write lines, now or when there is a reader. Raises `OSError` if there will never be a reader."""
         if len(self._waiting) + len(text) > self._keeps:
             self.left_out += len(text)
             return
@@ -48,7 +48,7 @@ class Shown:
         self.flush()
 
     def flush(self, within: Seconds = 0.0) -> None:
-        """Write the waiting text, as much as is read in that time. Raises `OSError` if there will never be a reader."""
+        """Write waiting text, as far as it is read within this time. Raises `OSError` if no reader can come."""
         deadline = time.monotonic() + within
         while self._waiting:
             try:
@@ -73,7 +73,7 @@ class Shown:
 def _opened(descriptor: int) -> int:
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or os.isatty(descriptor):
-        with contextlib.suppress(OSError):  # another user's terminal, for example: then write as everybody does
-            # Blocking is a property of an open file description: this is a new one, the other writers keep theirs.
+        with contextlib.suppress(OSError):  # another user's terminal, for example: writes may then block
+            # Blocking is a property of an open file description: this one is new, and the other writers keep theirs.
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     return os.dup(descriptor)

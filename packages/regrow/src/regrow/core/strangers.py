@@ -1,4 +1,4 @@
-"""Refused connections and requests of strangers to the job: counted, and logged ever less often."""
+"""Refused connections and requests of callers outside the job: counted, and logged ever less often."""
 
 import logging
 import threading
@@ -9,11 +9,11 @@ from typing import Final
 from regrow.core.ids import Seconds
 
 MOST: Final = 64
-"""Most callers at one endpoint that have not identified themselves yet."""
+"""Most callers at one endpoint that may be unidentified at the same time."""
 HELLO_S: Final[Seconds] = 5.0
 """Longest time for a caller to identify itself."""
 TURN_S: Final[Seconds] = 0.25
-"""Least stay of each caller, however many others wait: on a busy node it takes some of this to identify itself."""
+"""Shortest time that each caller gets, however many others wait: on a busy node it needs part of this time."""
 _log = logging.getLogger(__name__)
 
 
@@ -25,7 +25,7 @@ class Refusals:
         self._counts: Counter[str] = Counter()
 
     def add(self, endpoint: str, why: object) -> None:
-        """Count a refusal at this endpoint, and log the first, second, fourth, eighth of them."""
+        """Count a refusal at this endpoint, and log the first, second, fourth, eighth and so on."""
         with self._lock:
             self._counts[endpoint] += 1
             times = self._counts[endpoint]

@@ -19,7 +19,7 @@ from regrow.core.hosts import is_loopback
 from regrow.core.ids import Seconds
 
 SOON: Seconds = 30 * 86400.0
-"""The start warns of a certificate that expires within this time."""
+"""A certificate that expires within this time causes a warning at the start."""
 _NO_CHECK_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which Python has no name."""
 _PEM_END = "-----END CERTIFICATE-----"
@@ -68,7 +68,7 @@ def check(now: Seconds) -> str:
     left = ends - now
     text = f"the certificate {files.cert} "
     until = time.strftime("%Y-%m-%d", time.gmtime(ends))
-    if not files.ca:  # it is accepted as this very file, whatever the date
+    if not files.ca:  # with a shared certificate the file itself is trusted, whatever its dates
         return f"{text}ended on {until}; as the one that all nodes have it is accepted still" if left <= 0 else ""
     if left <= 0:
         raise UsageError(f"{text}ended on {until}", hint="renew it")
@@ -76,7 +76,7 @@ def check(now: Seconds) -> str:
 
 
 class _Calling(ssl.SSLContext):
-    """Compares host names, except on loopback, where a certificate has the names of other addresses."""
+    """TLS context of a caller that compares host names, except on loopback, where certificates have other names."""
 
     unnamed: ssl.SSLContext
 
@@ -92,7 +92,7 @@ class _Calling(ssl.SSLContext):
 
 
 class _Pair:
-    """The two contexts of one setting. Raises `UsageError`."""
+    """The server's and the caller's context for one setting. Raises `UsageError`."""
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
@@ -119,15 +119,15 @@ class _Pair:
         files, reading = self.files, self.files.cert
         try:
             for reading in filter(None, (files.cert, files.key, files.ca)):
-                Path(reading).read_bytes()  # the libraries do not say which file they cannot read
-            # A context that fails to load loses what it had, so a spare one is tried first.
+                Path(reading).read_bytes()  # the libraries do not report which file they cannot read
+            # A context loses its certificate when it fails to load another, so a spare one is tried first.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._all):
                 reading = f"{files.cert} with {files.key}"
                 context.load_cert_chain(files.cert, files.key, password=_no_password)
                 reading = files.ca or files.cert
                 if files.ca:
                     context.load_verify_locations(files.ca)
-                else:  # trust this certificate, not its issuer, which has issued others too
+                else:  # trust this certificate itself, not its issuer, which has issued others too
                     own, _, _ = Path(files.cert).read_text(encoding="utf-8").partition(_PEM_END)
                     context.load_verify_locations(cadata=own + _PEM_END)
         except (OSError, ValueError) as error:  # `ssl.SSLError` is an `OSError`
@@ -147,7 +147,7 @@ def _times(files: TlsFiles) -> tuple[float, ...]:
     try:
         return tuple(os.stat(path).st_mtime for path in (files.cert, files.key, files.ca) if path)
     except OSError:
-        return ()  # a file is being replaced right now
+        return ()  # a file is being replaced at this moment
 
 
 _lock = threading.Lock()
@@ -167,13 +167,13 @@ def _pair() -> _Pair | None:
         if times and times != pair.seen:
             try:
                 pair.read(times)
-            except UsageError:  # only half of the files are renewed: keep the former ones until all are
+            except UsageError:  # only some files are renewed: keep using the former ones until all are
                 pair.seen = ()
         return pair
 
 
 def _meet(pair: _Pair) -> Seconds:
-    """Have this node connect to itself; returns the time at which its certificate expires."""
+    """Connect this node to itself by TLS; returns the time at which its certificate expires."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = pair.server.wrap_bio(there, back, server_side=True)
     client = pair.client.wrap_bio(back, there, server_hostname=_OWN_NAME)

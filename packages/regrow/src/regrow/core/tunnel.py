@@ -1,7 +1,7 @@
-"""TLS for sockets that several threads use, poll, and shut down concurrently, which an `SSLSocket` does not support.
+"""TLS for sockets that several threads use, poll and shut down concurrently, which an `SSLSocket` does not support.
 
 The user of a connection gets one end of a local socket pair; one thread of the process carries bytes between the other
-end and the encrypted connection. If one side is closed, so is the other. The thread also does the handshake: a call
+end and the encrypted connection. If one side is closed, so is the other. The thread also does the handshake: a connect
 succeeds as soon as the kernel accepts it, as without TLS, and the first bytes wait until the handshake is done.
 """
 
@@ -21,17 +21,17 @@ from regrow.core.strangers import refused
 
 HANDSHAKE_S: Seconds = 10.0
 LAST_WORDS_S: Seconds = 30.0
-"""Longest wait of a process that ends until its peers have taken its last bytes."""
+"""Longest time that an ending process waits for its peers to take its last bytes."""
 _LOOK_S: Seconds = 0.02
 _LOOK_AT_LATE_S: Seconds = 1.0
 _CHUNK = 256 << 10
 _TURN = 4 << 20
-"""Most bytes carried for one connection before the others have their turn."""
+"""Most bytes carried for one connection before other connections have their turn."""
 _log = logging.getLogger(__name__)
 
 
 class _Way:
-    """One direction: bytes that were read and are not yet written."""
+    """One direction of a tunnel, with the bytes that were read and are not yet written."""
 
     def __init__(self, read: Callable[[memoryview], int], write: Callable[[memoryview], int]) -> None:
         self._read, self._write = read, write
@@ -39,10 +39,10 @@ class _Way:
         self.left = self._room[:0]
         """Bytes to be written."""
         self.ended = False
-        """True if no more bytes come, and all that came were written."""
+        """True if the source has ended and all its bytes were written."""
 
     def carry(self) -> bool:
-        """Carry bytes until a side would block, or the turn is over: True, there may be more. Raises `OSError`."""
+        """Carry bytes until a side would block (returns False) or the turn is over (True). Raises `OSError`."""
         done = 0
         try:
             while done < _TURN:
@@ -59,14 +59,14 @@ class _Way:
         return True
 
     def wants(self, *, writing: bool) -> int:
-        """Events to poll on the side that is written to (`writing`), or on the side that is read."""
+        """Events to poll on the side that is written to (`writing=True`) or on the side that is read."""
         if writing:
             return select.EPOLLOUT if self.left else 0
         return 0 if self.left else select.EPOLLIN
 
 
 class _Tunnel:
-    """One connection.
+    """One encrypted connection and its local socket pair.
 
     Args:
         near: this process's other end of the pair.
@@ -84,16 +84,16 @@ class _Tunnel:
     def _decrypted(self, room: memoryview) -> int:
         try:
             return self.far.recv_into(room)
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # the protocol above can tell whether this was the end
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # the protocol above can recognize whether this was the end
             return 0
 
     @property
     def holds(self) -> bool:
-        """True if it holds data that has not left this process."""
+        """True if the tunnel has data that has not left this process."""
         return self._moving or bool(self._out.left) or _waiting(self.near)
 
     def advance(self, poller: select.epoll) -> bool:
-        """Carry bytes until both sides would block, or the turn is over: True, there may be more.
+        """Carry bytes until both sides would block (returns False) or the turn is over (True).
 
         Raises `OSError` when the connection is over.
         """
@@ -134,13 +134,13 @@ class _Tunnel:
             self._watch(poller, self.near, select.EPOLLRDHUP)
         elif not _waiting(self.near):
             raise ConnectionAbortedError("no request waits for it any more")
-        elif self.until is None:  # its last bytes may still be delivered
+        elif self.until is None:  # the last bytes may still be delivered
             self.until = time.monotonic() + LAST_WORDS_S
             self._watch(poller, self.near, 0)
         return False
 
     def _watch(self, poller: select.epoll, sock: socket.socket, events: int) -> None:
-        """Poll these events; with none the side is unregistered, since epoll would report its end again and again."""
+        """Poll these events; with none, unregister the side, because epoll would report its end again and again."""
         descriptor, before = sock.fileno(), self._watched.get(sock.fileno(), 0)
         if events == before:
             return
@@ -169,7 +169,7 @@ def _hung_up(near: socket.socket) -> bool:
 
 
 def _waiting(near: socket.socket) -> bool:
-    """True if there is something to read."""
+    """True if there is something to read from it."""
     try:
         return bool(near.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
@@ -177,14 +177,14 @@ def _waiting(near: socket.socket) -> bool:
 
 
 class _Carrier:
-    """The thread of this process that carries bytes for all its tunnels."""
+    """The thread of this process that carries the bytes of all its tunnels."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._changed = threading.Condition()
         self._new: list[_Tunnel] = []
         self._live: dict[int, _Tunnel] = {}
-        """By the descriptor of either side."""
+        """Tunnels by the descriptor of either side."""
         self._poller = select.epoll()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
@@ -193,14 +193,14 @@ class _Carrier:
         threading.Thread(target=self._run, name="regrow-tls", daemon=True).start()
 
     def add(self, tunnel: _Tunnel) -> None:
-        """Carry bytes for this tunnel too."""
+        """Start to carry bytes for this tunnel."""
         with self._changed:
             self._new.append(tunnel)
         with contextlib.suppress(BlockingIOError):  # the socket is full, so the thread is awake
             self._bell.send(b"!")
 
     def flush(self, within: Seconds) -> None:
-        """Wait until all written bytes have left this process."""
+        """Wait until all written bytes have left this process, but no longer than `within` seconds."""
         until = time.monotonic() + within
         with self._changed:
             while any(each.holds for each in (*self._new, *self._live.values())):
@@ -257,19 +257,19 @@ def _carry(tunnel: _Tunnel) -> None:
 
 
 def flush(within: Seconds = LAST_WORDS_S) -> None:
-    """Wait, at exit, until all bytes written to connections have left this process."""
+    """Wait, when the process exits, until all bytes written to its connections have left it."""
     if _carrier is not None and _carrier.pid == os.getpid():
         _carrier.flush(within)
 
 
 def why(error: OSError) -> str:
-    """The reason of a failed handshake, for people."""
+    """Reason of a failed handshake, for people."""
     reason = getattr(error, "verify_message", "") or getattr(error, "reason", "")
     return f"TLS: {reason}" if reason else str(error)
 
 
 def called(sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    """The near end of an accepted connection; its caller must finish the handshake within `HANDSHAKE_S`."""
+    """The near end of a tunnel for an accepted connection, whose caller must finish the handshake in `HANDSHAKE_S`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     far = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -277,7 +277,7 @@ def called(sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
 
 
 def calling(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
-    """The near end of an outgoing connection to a peer whose certificate must be for `host`."""
+    """The near end of a tunnel for an outgoing connection to a peer whose certificate must be for `host`."""
     sock.setblocking(False)
     return _near(context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False), None)
 

@@ -8,11 +8,11 @@ from regrow.core.ids import NodeId
 
 
 class Severity(StrEnum):
-    """Severity of a finding. Each is worse than the one before it."""
+    """Severity of a finding, from the mildest to the worst."""
 
     OK = "ok"
     SUSPECT = "suspect"
-    """Not as it should be, or not certain. It is reported, and has no consequence by itself."""
+    """Not as it should be, or not certain. It is reported, but has no consequence by itself."""
     LEAVE = "leave"
     """Work here may fail or be wrong: move workers to another node that has room."""
     FATAL = "fatal"
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 
 class Action(StrEnum):
-    """Action that would repair the node. regrow never takes it: the cluster or a person does."""
+    """Action that would repair the node. regrow never takes it; the cluster or a person does."""
 
     NONE = "none"
     RESET = "reset"
@@ -43,7 +43,7 @@ class HealthVerdict(msgspec.Struct, frozen=True):
     """Finding of one check on a node.
 
     `device`: the part of the node (`gpu0`, `cpu`, a folder, a peer's address); empty: the node as a whole. `source`:
-    the check, or `check:NAME` for one of the user's. `evidence`: the readings, for people.
+    name of the check, `check:NAME` for one of the user's checks. `evidence`: the readings, for people.
     """
 
     node: NodeId
@@ -55,7 +55,7 @@ class HealthVerdict(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The verdict in one line, without the node."""
+        """The verdict in one line, without the node's name."""
         device = f" {self.device}" if self.device else ""
         action = f" ({self.action})" if self.action is not Action.NONE else ""
         return f"{self.severity}: {self.source}{device}: {self.evidence}{action}"

@@ -22,7 +22,7 @@ Incoming = TypeVar("Incoming")
 
 
 def encoded(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
-    """A message as bytes. Text that is not valid Unicode, such as a file name in an older encoding, is escaped."""
+    """Encode a message. Text that is not valid Unicode, such as a file name in an older encoding, is escaped."""
     try:
         return encoder.encode(message)
     except UnicodeEncodeError:
@@ -43,7 +43,7 @@ def _in_unicode(value: object) -> object:
 
 
 class FrameCodec(Generic[Incoming]):
-    """Encodes any message and decodes those of one union type.
+    """Encodes any message, and decodes the messages of one union type.
 
     Args:
         incoming: the union of message types that may arrive.
@@ -54,26 +54,26 @@ class FrameCodec(Generic[Incoming]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def frame(self, message: msgspec.Struct) -> bytes:
-        """One message with its length in front."""
+        """A message as bytes, with its length in front."""
         body = encoded(self._encoder, message)
         if len(body) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
         return _LENGTH.pack(len(body)) + body
 
     def decode(self, body: bytes | bytearray | memoryview) -> Incoming:
-        """The message in a frame's body. Raises `ProtocolError` on anything else."""
+        """Decode a frame's body. Raises `ProtocolError` if it is no message of the incoming type."""
         try:
             return self._decoder.decode(body)
         except UNREADABLE as error:
             raise ProtocolError(f"not a message of this protocol: {error}") from error
 
     def take(self, received: bytearray) -> Iterator[Incoming]:
-        """Yield the messages that have arrived whole, and remove them from the buffer. Raises `ProtocolError`."""
+        """Yield the messages that have arrived completely, and remove them from the buffer. Raises `ProtocolError`."""
         while (message := self.next(received)) is not None:
             yield message
 
     def next(self, received: bytearray, most: int = MAX_FRAME_BYTES) -> Incoming | None:
-        """Remove and return the first message, of at most `most` bytes; None if it has not arrived whole.
+        """Remove and return the first message, of at most `most` bytes; None if it has not arrived completely.
 
         Raises `ProtocolError`; the rest of the buffer is useless then.
         """
@@ -95,7 +95,7 @@ def _check_length(length: int, most: int = MAX_FRAME_BYTES) -> None:
 
 
 def receive_into(sock: socket.socket, room: memoryview) -> None:
-    """Fill `room`. Raises `EOFError` if the peer closes before that, `TimeoutError`, `OSError`."""
+    """Fill `room`. Raises `EOFError` if the peer closes earlier, `TimeoutError`, `OSError`."""
     at, size = 0, len(room)
     while at < size:
         count = sock.recv_into(room[at:])
@@ -114,7 +114,7 @@ def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | 
     (length,) = _LENGTH.unpack(head)
     _check_length(length, most)
     body = bytearray()
-    while len(body) < length:  # memory is allocated for the bytes that came, not for the announced length
+    while len(body) < length:  # allocate memory for the bytes that came, not for the announced length
         part = bytearray(min(_PART_BYTES, length - len(body)))
         receive_into(sock, memoryview(part))
         body += part
@@ -132,7 +132,7 @@ def _identity_of(descriptor: int) -> tuple[int, int] | None:
 class BlockingChannel(Generic[Incoming]):
     """Frames over a connected stream socket, for a process without an event loop.
 
-    `send` may be called from any thread; `messages` from one.
+    `send` may be called from any thread, `messages` from only one.
     """
 
     def __init__(self, sock: socket.socket, codec: FrameCodec[Incoming]) -> None:
@@ -143,7 +143,7 @@ class BlockingChannel(Generic[Incoming]):
 
     @property
     def replaced(self) -> int | None:
-        """The number of its descriptor, if other code has closed or reused that; else None."""
+        """The number of the socket's descriptor, if other code has closed or reused it; else None."""
         return None if _identity_of(self._number) == self._identity else self._number
 
     def send(self, message: msgspec.Struct) -> None:
@@ -153,7 +153,7 @@ class BlockingChannel(Generic[Incoming]):
             self._sock.sendall(frame)
 
     def messages(self) -> Iterator[Incoming]:
-        """Messages until the peer closes."""
+        """Yield messages until the peer closes."""
         with self._sock.makefile("rb") as stream:
             while True:
                 head = stream.read(_LENGTH.size)
@@ -167,14 +167,14 @@ class BlockingChannel(Generic[Incoming]):
                 yield self._codec.decode(body)
 
     def let_go(self) -> None:
-        """In a fork of the process that owns the channel: drop it here, and leave the connection open."""
+        """In a fork of the channel's owner: forget the socket here, without ending the owner's connection."""
         descriptor = self._sock.detach()
         if descriptor >= 0:
             os.close(descriptor)
 
     def close(self) -> None:
         """Close the socket; a blocked `messages` ends."""
-        with contextlib.suppress(OSError):  # not connected any more: then no thread is blocked in it
+        with contextlib.suppress(OSError):  # Not connected any more, so no thread is blocked in it.
             self._sock.shutdown(socket.SHUT_RDWR)
         # Not `close`: that waits for the reader's file object, which lives as long as the unfinished `messages`.
         descriptor = self._sock.detach()

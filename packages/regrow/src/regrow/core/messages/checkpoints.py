@@ -1,7 +1,7 @@
-"""Messages about durable checkpoints: a worker's copy in shared memory, parts on disk, the manifest over them.
+"""Messages about durable checkpoints: copies in shared memory, parts on disk, and the manifest of the parts.
 
-    TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten
-      → FinishCheckpoint → CheckpointWritten
+TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten
+→ FinishCheckpoint → CheckpointWritten
 
 Each checkpoint has its own number, `attempt`; answers to an earlier one are dropped.
 """
@@ -13,9 +13,9 @@ from regrow.core.messages.lineage import NOBODY, Lineage
 
 
 class SnapshotForDisk(msgspec.Struct, frozen=True, tag=True):
-    """A worker to its agent: its `state@step` is in its shared memory `descriptor`, for a durable checkpoint.
+    """A worker to its agent: `state@step` for a durable checkpoint is in the worker's shared memory `descriptor`.
 
-    `asked`: the step of the `TakeSnapshot` that this answers; the worker may have been past it already.
+    `asked`: the step of the `TakeSnapshot` that this message answers; the worker may already have been past that step.
     """
 
     worker: WorkerId
@@ -26,11 +26,11 @@ class SnapshotForDisk(msgspec.Struct, frozen=True, tag=True):
     descriptor: int
     nbytes: int
     error: str = ""
-    """Reason why there is no snapshot."""
+    """Reason why there is no snapshot; empty if there is one."""
 
 
 class SnapshotHeld(msgspec.Struct, frozen=True, tag=True):
-    """An agent to the coordinator: it can write this rank's `state@step`, even if the worker dies."""
+    """An agent to the coordinator: the agent can write this rank's `state@step` to disk, even if the worker dies."""
 
     worker: WorkerId
     asked: StepNo
@@ -39,18 +39,18 @@ class SnapshotHeld(msgspec.Struct, frozen=True, tag=True):
 
 
 class WriteCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """Write the parts of these ranks, from the snapshots that this node holds."""
+    """To an agent: write the parts of these ranks to disk, from the snapshots that your node holds."""
 
     node: NodeId
     attempt: int
     step: StepNo
     ranks: list[Rank]
     last: bool = False
-    """The job ends after it: if the disk is full, older checkpoints of this training are removed for it."""
+    """True if the job ends after it: if the disk is full, older checkpoints of this training are removed for it."""
 
 
 class PartsWritten(msgspec.Struct, frozen=True, tag=True):
-    """The parts of this node's ranks are on disk. `removed`: older checkpoints that were removed to make room."""
+    """This node has written the parts of its ranks. `removed`: older checkpoints that were removed to make room."""
 
     node: NodeId
     attempt: int
@@ -62,9 +62,9 @@ class PartsWritten(msgspec.Struct, frozen=True, tag=True):
 
 
 class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """All parts are on disk: write the manifest, rename the folder, remove all checkpoints but the newest `keep`.
+    """To an agent: all parts are on disk; write the manifest, rename the folder, keep the newest `keep` checkpoints.
 
-    `refused`: steps of older ones that could not be read, and do not count among these.
+    `refused`: steps of older checkpoints that could not be read, and do not count among the kept ones.
     """
 
     node: NodeId
@@ -77,9 +77,9 @@ class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
-    """The checkpoint is complete. `nbytes`: of all its files; `folder`: where it is.
+    """The checkpoint is complete. `nbytes`: size of all its files; `folder`: where it is.
 
-    `unkept`: which old ones could not be removed, and why, for people. `removed`: as in `PartsWritten`.
+    `unkept`: old checkpoints that could not be removed, and why, for people. `removed`: as in `PartsWritten`.
     """
 
     node: NodeId
@@ -92,7 +92,7 @@ class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
-    """A part, or the whole, could not be written. `torn`: only because the snapshot was overwritten, no error."""
+    """A part or the whole could not be written. `torn`: only because the snapshot was overwritten: no error."""
 
     node: NodeId
     attempt: int
@@ -102,7 +102,7 @@ class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbandonCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """This checkpoint will not be finished: remove its files."""
+    """To an agent: this checkpoint will not be finished, so remove its files."""
 
     node: NodeId
     attempt: int

@@ -6,7 +6,7 @@ from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 
 
 class KeptCopy(msgspec.Struct, frozen=True):
-    """One whole copy of one rank's `state@step`. `holding`: its shards; equal on replicas."""
+    """One complete copy of one rank's `state@step`. `holding`: the shards in it; equal on replicas."""
 
     rank: Rank
     holding: str
@@ -15,7 +15,7 @@ class KeptCopy(msgspec.Struct, frozen=True):
 
 
 class CopySource(msgspec.Struct, frozen=True):
-    """Source from which a worker reads `state@step` of rank `rank`: the copy store of an agent."""
+    """An agent's copy store from which a worker reads `state@step` of rank `rank`."""
 
     rank: Rank
     step: StepNo
@@ -26,7 +26,7 @@ class CopySource(msgspec.Struct, frozen=True):
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
-    """The worker's whole `state@step` is in its shared memory `descriptor`, valid until the memory's header changes."""
+    """A worker to its agent: its whole `state@step` is in the shared memory `descriptor`, until the header changes."""
 
     worker: WorkerId
     rank: Rank
@@ -35,13 +35,13 @@ class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
     descriptor: int
     nbytes: int
     asked: bool = False
-    """True if `KeepState` ordered it, and the coordinator waits for it."""
+    """True if the coordinator ordered it by `KeepState`, and waits for it."""
 
 
 class KeepState(msgspec.Struct, frozen=True, tag=True):
-    """To a halted worker: leave `state@step` in your agent's memory, for you will be ended.
+    """To a halted worker: leave `state@step` in your agent's memory, because you will be ended.
 
-    `as_committed`: as it was when that step was committed, without the script's changes since.
+    `as_committed`: leave the state as it was when that step was committed, without the script's later changes.
     """
 
     worker: WorkerId
@@ -50,7 +50,7 @@ class KeepState(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateKept(msgspec.Struct, frozen=True, tag=True):
-    """The answer: the worker's agent has the state, even if the worker dies. `error`: why it does not."""
+    """The answer to `KeepState`: the agent has the state, even if the worker dies. `error`: why it does not have it."""
 
     worker: WorkerId
     step: StepNo
@@ -58,13 +58,13 @@ class StateKept(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetCopies(msgspec.Struct, frozen=True, tag=True):
-    """To an agent: drop your copies; nobody will go back to them."""
+    """To an agent: drop your copies, because nobody will go back to them."""
 
     node: NodeId
 
 
 class SnapshotStored(msgspec.Struct, frozen=True, tag=True):
-    """The agent's answer: this snapshot is kept, and its buddy, if there is one, has all of it.
+    """An agent's answer to `SnapshotTaken`: the snapshot is kept, and the node's buddy, if any, has all of it.
 
     `error`: why the buddy could not get it; the snapshot is kept on this node all the same.
     """
@@ -78,14 +78,14 @@ class SnapshotStored(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReportCopies(msgspec.Struct, frozen=True, tag=True):
-    """Report your copies. Requested while a generation is recovered."""
+    """To an agent: report your copies. Sent while a generation is recovered."""
 
     node: NodeId
     generation: Generation
 
 
 class CopiesHeld(msgspec.Struct, frozen=True, tag=True):
-    """The answer: all whole copies in this agent's memory, including those that it keeps for other nodes."""
+    """The answer to `ReportCopies`: all complete copies in this agent's memory, also those kept for other nodes."""
 
     node: NodeId
     generation: Generation
@@ -93,7 +93,7 @@ class CopiesHeld(msgspec.Struct, frozen=True, tag=True):
 
 
 class PlaceCopies(msgspec.Struct, frozen=True, tag=True):
-    """Stream the copies of this node's ranks to that agent's copy store from now on; empty: keep them only here."""
+    """To an agent: from now on stream copies of your ranks to that agent's copy store; empty: keep them only here."""
 
     node: NodeId
     buddy: NodeId
@@ -101,7 +101,7 @@ class PlaceCopies(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyStreamEnded(msgspec.Struct, frozen=True, tag=True):
-    """A copy has reached the buddy, or will not (`error`); for people, not for decisions. Not sent for every copy."""
+    """A copy has reached the buddy, or will not (`error`). For people, not for decisions; not sent for every copy."""
 
     node: NodeId
     buddy: NodeId
@@ -113,7 +113,7 @@ class CopyStreamEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: put a copy of `state@step` in shared memory when your state is at that step."""
+    """To a worker: put a copy of your state in shared memory when it has reached `step`."""
 
     worker: WorkerId
     step: StepNo

@@ -24,24 +24,24 @@ from regrow.core.wire import FrameCodec
 
 
 class CopyHello(msgspec.Struct, frozen=True, tag=True):
-    """First frame of every caller."""
+    """First message of every caller."""
 
     token: str
 
 
 class AskCopy(msgspec.Struct, frozen=True, tag=True):
-    """Request rank `rank`'s `state@step`."""
+    """Ask for rank `rank`'s `state@step`."""
 
     rank: Rank
     step: StepNo
 
 
 class SendCopy(msgspec.Struct, frozen=True, tag=True):
-    """Accept the offer: send its bytes."""
+    """Accept the offer: the store then sends the bytes."""
 
 
 class KeepCopy(msgspec.Struct, frozen=True, tag=True):
-    """Keep this copy for the other node. `version`: identifies the copy, so that an interrupted transfer can go on."""
+    """Keep this copy for the sender's node. `version` identifies it, so that an interrupted transfer can go on."""
 
     node: NodeId
     rank: Rank
@@ -49,12 +49,12 @@ class KeepCopy(msgspec.Struct, frozen=True, tag=True):
     holding: str
     version: str
     payload: int
-    """Bytes of all tensors, padding included."""
+    """Size of all tensors in bytes, padding included."""
     inventory: bytes
 
 
 class CopyOffered(msgspec.Struct, frozen=True, tag=True):
-    """The copy is here. `inventory`: a msgpack `Inventory`, which the store does not read."""
+    """The store has the copy. `inventory`: an `Inventory` in msgpack, which the store itself does not read."""
 
     holding: str
     payload: int
@@ -68,17 +68,17 @@ class CopyRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyWanted(msgspec.Struct, frozen=True, tag=True):
-    """Send the copy from this chunk on: the store has those before it."""
+    """Send the copy from this chunk on: the store already has the earlier chunks."""
 
     chunk: int
 
 
 class CopyWhole(msgspec.Struct, frozen=True, tag=True):
-    """Nobody changed the copy while it was sent."""
+    """The copy did not change while it was sent."""
 
 
 class CopyKept(msgspec.Struct, frozen=True, tag=True):
-    """The copy is stored in full."""
+    """The store has the complete copy."""
 
 
 CopyRequest = CopyHello | AskCopy | SendCopy | KeepCopy | CopyWhole
@@ -86,10 +86,10 @@ CopyReply = CopyOffered | CopyRefused | CopyWanted | CopyWhole | CopyKept
 
 
 def store_side() -> FrameCodec[CopyRequest]:
-    """Frames as the copy store reads them."""
+    """Codec of the copy store, which reads requests."""
     return FrameCodec(CopyRequest)
 
 
 def caller_side() -> FrameCodec[CopyReply]:
-    """Frames as a caller of the copy store reads them."""
+    """Codec of a caller of the copy store, which reads replies."""
     return FrameCodec(CopyReply)

@@ -6,7 +6,7 @@ from regrow.core.ids import NodeId, Rank, WorkerId
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """Record of one rank's read for one step.
+    """Record of the data that one rank read for one step.
 
     `share` of `shares`: its slice of the step's global batch. `digest`: xxh3 of the batch's content, 16 hexadecimal
     digits, empty if the batch has no canonical bytes. `samples`: xxh3 of the samples' addresses as they were read
@@ -27,12 +27,12 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
 
 class OrderSpec(msgspec.Struct, frozen=True):
-    """All that the order of samples depends on, besides the step.
+    """Everything on which the order of samples depends, apart from the step.
 
     `kind`: `ordered` (one map-style data set, in regrow's order), `mixture` (several, by weight), `opaque` (an order of
     the loader's own, known only by its output). `batch_size`: samples of a share; 0 if `global_batch` is given, which
     is then the same for any number of shares. `remainder`: treatment of an epoch's last samples (`keep`, `drop`,
-    `wrap`). `weights`: pairs of the first step and the weights from that step on, in the order of `sources`.
+    `wrap`). `weights`: pairs of a first step and the weights from that step on, in the order of `sources`.
     """
 
     kind: str
@@ -46,25 +46,25 @@ class OrderSpec(msgspec.Struct, frozen=True):
 
 
 class CacheSettings(msgspec.Struct, frozen=True):
-    """Place of a node's data cache, for a worker. `folder` belongs to the agent only; `budget`: its limit in bytes."""
+    """A worker's settings of its node's data cache. `folder`: belongs to the agent; `budget`: its limit in bytes."""
 
     folder: str
     budget: int
 
 
 class ProducerSettings(msgspec.Struct, frozen=True):
-    """For a process that is no worker of the training, but makes the batches of the script's loader number `loader`."""
+    """Settings of a process, no training worker, that makes the batches of the script's loader number `loader`."""
 
     loader: int
 
 
 def producer_socket(socket_dir: str, loader: int) -> str:
-    """Path of the socket on which the producer of a loader listens, once it serves."""
+    """Path of the socket on which a loader's producer listens once it serves batches."""
     return f"{socket_dir}/data-{loader}"
 
 
 def producer_given_up(data_dir: str, loader: int) -> str:
-    """A file in the cache's folder that exists once a loader will have no producer any more; it contains the reason."""
+    """Path of a file in the cache's folder, written when a loader will get no producer any more; it has the reason."""
     return f"{data_dir}/producer-{loader}.given-up"
 
 
@@ -72,7 +72,7 @@ def producer_given_up(data_dir: str, loader: int) -> str:
 
 
 class OrderDeclared(msgspec.Struct, frozen=True, tag=True):
-    """The order of the loader that the worker's steps read from."""
+    """The order of samples of the loader from which the worker's steps read."""
 
     worker: WorkerId
     rank: Rank
@@ -82,9 +82,9 @@ class OrderDeclared(msgspec.Struct, frozen=True, tag=True):
 class LoaderShown(msgspec.Struct, frozen=True, tag=True):
     """Description of a worker's loop and of its first reads.
 
-    `loader`: its name, for people. `until`: steps of the training; `length`: of an epoch, 0 if it has none. `reads`: of
-    step 0, sent before the worker is ready, and again together with those of step 1; without records of batches that
-    contain no tensors, arrays or texts.
+    `loader`: its name, for people. `until`: steps of the training; `length`: steps of an epoch, 0 if it has no length.
+    `reads`: those of step 0, sent before the worker is ready, and again together with those of step 1; batches that
+    contain no tensors, arrays or texts have no record.
     """
 
     worker: WorkerId
@@ -95,7 +95,7 @@ class LoaderShown(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
-    """The worker reads from its script's loader number `loader` (counted from 0 in order of creation)."""
+    """The worker reads from its script's loader number `loader`, counted from 0 in the order of creation."""
 
     worker: WorkerId
     loader: int
@@ -105,7 +105,7 @@ class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProducerServed(msgspec.Struct, frozen=True, tag=True):
-    """The producer has made, or found, its first entry. Sent once; if it ends later, the script is not at fault.
+    """A producer has made, or found, its first entry. Sent once; if it ends later, the script is not at fault.
 
     `worker`: the producer's own name, as in its `WorkerEnv`.
     """
@@ -118,7 +118,7 @@ class ProducerServed(msgspec.Struct, frozen=True, tag=True):
 
 
 class DataNoted(msgspec.Struct, frozen=True, tag=True):
-    """A note for people about a node's data cache; it has no consequence."""
+    """A note about a node's data cache, for people; it has no consequence."""
 
     node: NodeId
     text: str

@@ -1,4 +1,4 @@
-"""Messages of launchers to the coordinator and to one another, so that another coordinator can take over."""
+"""Messages between launchers, and to the coordinator, by which another coordinator can take over."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from regrow.core.ids import Instant, NodeId, Seconds
 
 
 class Voter(msgspec.Struct, frozen=True):
-    """A launcher that may vote, and be elected. `name`: of this very process. `address`: its `host:port`."""
+    """A launcher that may vote and be elected. `name`: of this one process. `address`: its `host:port`."""
 
     name: str
     node: NodeId
@@ -14,10 +14,10 @@ class Voter(msgspec.Struct, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """Knowledge that a launcher needs to take over: the voters, and the coordinator's memory.
+    """The data that a launcher needs to take over: the voters, and the coordinator's memory.
 
-    `term`, `writer`: term and node of the coordinator that wrote it. `number`: its counter of handovers. `memory`: an
-    encoded `WrittenMemory`; empty for a launcher that is no voter.
+    `term`, `writer`: term and node of the coordinator that wrote it. `number`: that coordinator's counter of handovers.
+    `memory`: an encoded `WrittenMemory`; empty for a launcher that is no voter.
     """
 
     term: int
@@ -28,19 +28,19 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> tuple[int, int]:
-        """Order of handovers; a larger version is newer."""
+        """Key by which handovers are ordered: a larger version is newer."""
         return (self.term, self.number)
 
     @property
     def quorum(self) -> int:
-        """Number of votes needed to win."""
+        """Number of votes needed to be elected."""
         return len(self.voters) // 2 + 1
 
 
 class LauncherPresent(msgspec.Struct, frozen=True):
     """`POST /launcher`: this launcher is alive.
 
-    `term`, `number`: of the handover that it has. `beat`: repeated from the coordinator's last answer.
+    `term`, `number`: of the handover that it has. `beat`: copied from the coordinator's last answer.
     """
 
     voter: Voter
@@ -50,7 +50,7 @@ class LauncherPresent(msgspec.Struct, frozen=True):
 
 
 class CoordinatorPresent(msgspec.Struct, frozen=True):
-    """The answer. `beat`: when it was sent, by the coordinator's clock. `handover`: a newer one, if there is any."""
+    """Answer to `LauncherPresent`. `beat`: when it was sent, by the coordinator's clock. `handover`: a newer one."""
 
     term: int
     beat: Instant
@@ -62,9 +62,9 @@ class CoordinatorPresent(msgspec.Struct, frozen=True):
 class VoteAsked(msgspec.Struct, frozen=True):
     """`POST /vote`: the sender asks to be coordinator in this term. `version`: of the handover that it has.
 
-    `trial`: it only asks whether it would be elected, so that a launcher that would not disturbs nobody. `voter`: name
-    of the receiver; another process that has its address by now has not made that one's promises. `address`: of the
-    sender, from which the voter learns whether it was elected.
+    `trial`: the sender only asks whether it would be elected, so that a losing candidate disturbs nobody. `voter`: name
+    of the receiver: a different process may now have that address, and has not made the receiver's promises. `address`:
+    of the sender, from which the voter learns whether the sender was elected.
     """
 
     term: int
@@ -75,22 +75,22 @@ class VoteAsked(msgspec.Struct, frozen=True):
     address: str = ""
 
     def to(self, voter: str) -> "VoteAsked":
-        """The same request, to this voter."""
+        """A copy of the request, for this voter."""
         return msgspec.structs.replace(self, voter=voter)
 
 
 class VoteAnswered(msgspec.Struct, frozen=True):
-    """The answer to `VoteAsked`. `term`: the newest that the voter knows."""
+    """Answer to `VoteAsked`. `term`: the newest term that the voter knows."""
 
     granted: bool
     term: int
 
 
 class WitnessWord(msgspec.Struct, frozen=True):
-    """Permanent vote of a witness, in one of its places: the launcher that it supports.
+    """Permanent vote that a witness keeps in one of its places: the launcher that it supports.
 
-    `term`, `name`: of a coordinator that relies on it, or of a launcher that it elects. `version`: of that one's
-    handover.
+    `term`, `name`: of a coordinator that relies on the witness, or of a launcher that the witness elects. `version`: of
+    that process's handover.
     """
 
     term: int

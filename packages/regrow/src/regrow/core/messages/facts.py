@@ -13,9 +13,9 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag=True):
-    """An agent registered. `slots`: number of ranks that it can hold; `store`: address of its keys.
+    """An agent registered. `slots`: number of ranks that its node can hold; `store`: address of its key-value store.
 
-    `copy_endpoint`: address of its copy store. `domain`: failure domain of the node (a rack's name). `stay`: how long
+    `copy_endpoint`: address of its copy store. `domain`: failure domain of the node (a rack's name). `stay`: time that
     the node is expected to stay; None: no end is known.
     """
 
@@ -38,9 +38,9 @@ class NodeLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeDraining(msgspec.Struct, frozen=True, tag=True):
-    """A node is to be given back: its ranks are to leave it within `grace` seconds from now. `reason`: who requests it.
+    """A node will be given back: its ranks must leave it within `grace` seconds from now. `reason`: who requests it.
 
-    When no rank of the job is left on it, its agent is sent `StopNode`.
+    When no rank of the job is left on the node, its agent is sent `StopNode`.
     """
 
     node: NodeId
@@ -49,7 +49,7 @@ class NodeDraining(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrainRequested(msgspec.Struct, frozen=True, tag=True):
-    """A request to give a node back, as in `NodeDraining`; the machine may refuse it.
+    """A request to give a node back, which the machine may refuse; the fields are those of `NodeDraining`.
 
     `certain`: the node goes in any case, as its own launcher knows.
     """
@@ -61,7 +61,7 @@ class DrainRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveRequested(msgspec.Struct, frozen=True, tag=True):
-    """A request to move ranks: all of `node`, or `rank` alone, to node `to`, or to any node with room."""
+    """A request to move ranks (all of `node`, or `rank` alone) to node `to`, or to any node with room."""
 
     node: NodeId
     rank: Rank | None
@@ -89,11 +89,11 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """The worker reached `session.steps`: built and rehearsed; or, as an `imports` standby, waits to run the script.
 
     `state_at`: the step of its state. `layout`: digest of its reduction layout and state names. `holding`: the shards
-    that it has, equal on replicas. `sharded`: the script gives ranks different parts of the state. `microbatches`: into
-    how many the script divides a step; more replicas are of no use. 0: it does not divide it. `fixed`: why this
-    script's world cannot change its size; empty: it can. `between`: the script has functions marked
-    `@regrow.restartable` that may run between its steps. `parts`: digests of parts of the state, by name, if the script
-    built it and it counts. `early`: values that the script read of its place before its loop
+    that it has, equal on replicas. `sharded`: the script gives ranks different parts of the state. `microbatches`: the
+    number of micro-batches of a step, beyond which more replicas are of no use; 0: steps are not divided. `fixed`: why
+    this script's world cannot change its size; empty: it can. `between`: the script has functions marked
+    `@regrow.restartable` that may run between its steps. `parts`: digests of parts of the state, by name, if the worker
+    begins with the state that the script built. `early`: rank-dependent values that the script read before its loop
     (`core.early_reads.PlaceInWorld`), and where. `imported`: on rank 0, the installed modules that the script has
     imported so far, in order. `environment`: the variables that it has changed. `whole_body`: its bodies compute after
     their first update, and are rolled back as a whole. `refused`: steps of durable checkpoints that it could not read,
@@ -126,10 +126,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):
-    """An `imports` standby has imported the modules of its order.
+    """An `imports` standby has imported the modules that it was ordered to import.
 
-    `unfit`: a package that it should not have imported, since it reads what the script may change first, or that cannot
-    be imported; this worker is then useless. `why`: for people.
+    `unfit`: a package that cannot be imported, or that it should not have imported because that package reads values
+    that the script may change first; this worker is then useless. `why`: for people.
     """
 
     worker: WorkerId
@@ -138,9 +138,9 @@ class ModulesImported(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
-    """The worker has noticed something about its script that people should know; recorded once, whoever sends it.
+    """The worker noticed something about its script that people should know; recorded once, however many send it.
 
-    `doubts`: because of it the result is not proven any more to equal that of a run without faults.
+    `doubts`: the result is therefore no longer proven to equal that of a run without faults.
     """
 
     worker: WorkerId
@@ -149,7 +149,7 @@ class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
-    """The worker saw an exception in its step and waits for a decision. `collective`: a symptom, not a cause."""
+    """The worker saw an exception in its step and waits for a decision. A `kind` of `collective` is only a symptom."""
 
     worker: WorkerId
     generation: Generation
@@ -159,12 +159,12 @@ class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
-    """The worker uses its groups of this generation no more; its state is at `state_at` and stays there.
+    """The worker no longer uses its groups of this generation; its state is at `state_at` and stays there.
 
     After a planned halt `state_at` is the step that was ordered, and the groups exist until the next order.
     `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
-    `restart_index`: number, from 1, of the restartable function after its last step that it is in, or may run next.
-    0: none. `verified`: the step of the state on which all replicas agreed last, if it has a copy of that.
+    `restart_index`: number, from 1, of the restartable function after its last step that it runs, or may run next; 0:
+    none. `verified`: the step of the state on which all replicas agreed last, if the worker has a copy of that state.
     `whole_body`: it rolls a body back with its updates. `step`: the step in whose update its state was torn.
     `stands`: its script waits for the next generation. If another thread sent this fact before, it is sent again then.
     `left`: as in `WorkerExited`; its agent adds it.
@@ -192,11 +192,11 @@ class HaltMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
-    """The worker's groups are formed in the new generation, and its state is that generation's.
+    """The worker has formed its groups in the new generation, and has that generation's state.
 
-    `ways`: addresses over which the state came. `at`: when, on the node's monotonic clock; 0: not reported.
+    `ways`: addresses over which the state came. `at`: time on the node's monotonic clock; 0: not reported.
     `unlike`: plain variables that differ among the ranks that gave the state; None: the state is the rank's own.
-    `kept`: those of them that it has as the rank had them before.
+    `kept`: those of these variables that still have the values that this rank had before.
     """
 
     worker: WorkerId
@@ -211,9 +211,9 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
+    """The worker's state went from `step` to `step + 1`. `at`: time on the node's monotonic clock.
 
-    `data`: its read for the step; in a step of micro-batches `parts` has one record for each.
+    `data`: record of its read for the step; in a step of micro-batches `parts` has one record for each of these.
     `rank`: the worker's rank in that step; it may have another by now. `data_wait`, `stall`: as in `StepCommitted`.
     `own`: time waiting for its batch, plus time in the body up to the update without waiting for others; 0: unknown.
     """
@@ -237,9 +237,9 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
     """Metrics of a step that the worker has not reported as committed.
 
-    They count if the step is committed and this worker never reports it: it dies in its update, or while its device
-    still executes what the host has committed. `data`, `parts`: as in `WorkerCommitted`. `untold`: it has committed the
-    step.
+    They count if the step is committed and this worker never reports it, because it dies in its update, or while its
+    device still executes steps that the host has committed. `data`, `parts`: as in `WorkerCommitted`. `untold`: the
+    worker has committed the step.
     """
 
     worker: WorkerId
@@ -252,7 +252,7 @@ class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
-    """The worker has no step left to run and waits to be released, still able to give its state.
+    """The worker has no step left to run, and waits to be released; until then it can give its state.
 
     `goes_on`: faults after its loop are recovered too, and it will finish a second time, at the script's end.
     `training`: the training that ends here, if the script has another one after it.
@@ -266,10 +266,10 @@ class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
-    """The script ended with an exception outside any step. The exit follows.
+    """The script ended with an exception outside any step. `WorkerExited` follows.
 
-    `own`: nothing around it had failed, so it is the script's own error; else another worker's fault may have caused
-    it.
+    `own`: nothing around the script had failed, so that the error is the script's own; else another worker's fault may
+    have caused it.
     """
 
     worker: WorkerId
@@ -292,10 +292,10 @@ class ScriptEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent noticed.
+    """The worker's process has ended. `code`: exit code, or minus the signal's number. `at`: when the agent noticed.
 
     `memory`: the kernel ended it, or another process here at that time, because memory had run out.
-    `left`: its own values in its last steps, if ranks have different ones.
+    `left`: the rank's own values in its last steps, if ranks have different values.
     """
 
     worker: WorkerId
@@ -306,7 +306,7 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
 
 
 class FaultFired(msgspec.Struct, frozen=True, tag=True):
-    """An injected fault is about to strike; sent by its victim."""
+    """An injected fault is about to strike; sent by the worker that it strikes."""
 
     worker: WorkerId
     fault: str
@@ -327,7 +327,7 @@ class NodeProgress(msgspec.Struct, frozen=True, tag=True):
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
     """A signal or an operator asks the job to end.
 
-    `patience`: longest time for that, if the state can be saved first; 0: at once.
+    `patience`: longest time that the job may use to save its state first; 0: end at once.
     """
 
     reason: str
@@ -341,9 +341,9 @@ class FaultRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScaleRequested(msgspec.Struct, frozen=True, tag=True):
-    """`regrow scale`: the job is to have `replicas`, or the replicas that make up `ranks` if that is given.
+    """`regrow scale`: change the job to `replicas`, or to the replicas that make up `ranks` if that is given.
 
-    `stay`: how long the capacity is expected to stay; None: no end is known.
+    `stay`: time that the capacity is expected to stay; None: no end is known.
     """
 
     replicas: int

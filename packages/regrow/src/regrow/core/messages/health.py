@@ -1,4 +1,4 @@
-"""Findings of an agent about its node."""
+"""Message with an agent's findings about its node."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from regrow.core.verdicts import HealthVerdict
 
 
 class NodeExamined(msgspec.Struct, frozen=True, tag=True):
-    """An agent has examined its node. `verdicts`: all but `ok`. `occasion`: why it did. `seconds`: duration."""
+    """An agent has examined its node. `verdicts`: all but `ok`. `occasion`: reason for it. `seconds`: duration."""
 
     node: NodeId
     occasion: str

@@ -1,10 +1,10 @@
-"""Owner of durable checkpoints: the identity of a training, which a run that resumes from them adopts."""
+"""The training that owns durable checkpoints, whose identity a run adopts when it resumes from them."""
 
 import msgspec
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """A training over all its runs. It is in the manifest of each of its checkpoints.
+    """A training over all its runs. It is stored in the manifest of each of its checkpoints.
 
     `id`: random, made by the first run; empty: written by a version without lineages. `job`: name of the first run,
     `started`: its start, in seconds since the epoch. `adopted`: ids whose checkpoints count as this training's too.
@@ -16,7 +16,7 @@ class Lineage(msgspec.Struct, frozen=True):
     adopted: tuple[str, ...] = ()
 
     def owns(self, other: str) -> bool:
-        """True if a checkpoint with that id is this training's, which may then resume from it and remove it."""
+        """True if this training owns a checkpoint with the id `other`: it may resume from it and remove it."""
         return other == self.id or other in self.adopted
 
 

@@ -1,4 +1,4 @@
-"""Rules for the lines that workers print (`--log-rules`), and messages about their findings."""
+"""Rules for the lines that workers print (`--log-rules`), and messages about lines that break them."""
 
 import msgspec
 
@@ -6,15 +6,15 @@ from regrow.core.ids import NodeId, Rank, Seconds, WorkerId
 from regrow.core.verdicts import Action, Severity
 
 LONGEST_LINE = 2000
-"""Bytes of a line that rules are applied to; they ignore the rest."""
+"""Number of bytes at the start of a line to which rules apply; they ignore the rest of it."""
 
 
 class LogRule(msgspec.Struct, frozen=True):
-    """A pattern, and how often a worker's lines may, or must, match it.
+    """A pattern, and limits on how often a worker's lines match it.
 
     `at_most`: more matches within `within` (None: since the worker's start) break the rule. `at_least`: fewer within
     `within` break it, once there was a first match. Exactly one of the two is given. `first_within`: for `at_least`,
-    the longest time from when the worker has its rank to the first match; None: unlimited.
+    the longest time to the first match after the worker has got its rank; None: unlimited.
     """
 
     name: str
@@ -33,9 +33,9 @@ class LogRule(msgspec.Struct, frozen=True):
 
 
 class LogRuleNews(msgspec.Struct, frozen=True, tag=True):
-    """A worker's lines have broken a rule of `--log-rules`; with the severity `ok`: they conform again.
+    """A worker's lines have broken a rule of `--log-rules`; with the severity `ok`, they conform to it again.
 
-    `rank`: the worker's rank when it printed them. `source`: the rule.
+    `rank`: the worker's rank when it printed the lines. `source`: the rule.
     """
 
     node: NodeId
@@ -48,7 +48,7 @@ class LogRuleNews(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogRulesNoted(msgspec.Struct, frozen=True, tag=True):
-    """A note for people about the rules themselves; it has no consequence."""
+    """A note about the rules themselves, for people; it has no consequence."""
 
     node: NodeId
     text: str
@@ -62,4 +62,4 @@ class LogRuleOrder(msgspec.Struct, frozen=True):
 
 
 LogSaid = LogRuleNews | LogRulesNoted
-"""Answers of that process, each a line of JSON."""
+"""Answers of the process that applies the rules, each a line of JSON."""

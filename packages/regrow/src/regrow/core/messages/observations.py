@@ -1,4 +1,4 @@
-"""Observations of workers from outside, sent to the coordinator, which alone judges whether they hang."""
+"""Observations of workers from outside, sent to the coordinator, which alone decides whether a worker hangs."""
 
 import msgspec
 
@@ -10,12 +10,12 @@ DEVICE = "the device"
 
 
 class WorkerObservation(msgspec.Struct, frozen=True):
-    """One look at a worker.
+    """Observation of one worker by its agent at one moment.
 
-    `seconds`: since its last sign of progress (a phase, a collective). `calls`: collectives of the step. `waits`:
-    whether it waits in a collective of regrow's; None: unknown here (NCCL). `awaits`: the collective. `stopped`: the
-    kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used CPU time
-    lately, or its main thread runs or cannot be interrupted. `blocked`: where its main thread is, as text. `counts`:
+    `seconds`: since its last sign of progress (a phase, a collective). `calls`: collectives of the step. `waits`: True
+    if it waits in a collective of regrow's; None: unknown here (NCCL). `awaits`: that collective. `stopped`: the kernel
+    reports that the process is stopped. `busy`: it computes, or waits for a disk: its processes used CPU time lately,
+    or its main thread runs or cannot be interrupted. `blocked`: where its main thread is, as text. `counts`: number of
     collectives of this generation in each of its groups, by a name that is the same on all ranks of a group. `used`:
     processor time of its processes so far, in seconds.
     """
@@ -36,12 +36,12 @@ class WorkerObservation(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """A tuple that grows as the worker makes progress."""
+        """A tuple that increases whenever the worker makes progress."""
         return self.generation, self.step, self.calls
 
 
 class NodeSeen(msgspec.Struct, frozen=True, tag=True):
-    """An agent's observations of its workers; sent repeatedly while one of them stands still, and once after that.
+    """An agent's observations of its workers; sent repeatedly while one of them shows no progress, then once more.
 
     `longest`: duration of the longest of the last steps, in seconds.
     """
@@ -58,7 +58,7 @@ class WorkerAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 class StacksTaken(msgspec.Struct, frozen=True, tag=True):
-    """Stacks of all threads of a worker; the answer to `TakeStacks`, for its log."""
+    """Stacks of all threads of a worker, for its log; the answer to `TakeStacks`."""
 
     worker: WorkerId
     text: str
@@ -71,7 +71,7 @@ class ProveAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakeStacks(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: send the stacks of all your threads, and go on."""
+    """To a worker: send the stacks of all your threads, and continue."""
 
     worker: WorkerId
     reason: str

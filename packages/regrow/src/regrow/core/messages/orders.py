@@ -15,7 +15,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker. `rank`: its rank, provisional for a standby.
 
     `restored`: all ranks are started again, and their state comes from copies that agents have.
-    A `rank` beyond the present world is that of a candidate: it builds for a future world of `world` ranks.
+    A `rank` outside the present world is that of a candidate, which builds for a future world of `world` ranks.
     """
 
     node: NodeId
@@ -29,18 +29,18 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     resume: bool
     faults: list[FaultSpec] = []
     warmth: Warmth | None = None
-    """Warmth of a standby; None: that of the job."""
+    """Warmth of a standby; None: the job's default."""
     restored: bool = False
     avoid: list[StepNo] = []
-    """Steps of durable checkpoints that some rank could not read."""
+    """Steps of durable checkpoints that some rank could not read, and that must not be used."""
     stores: list[str] = []
-    """Addresses of the agents' stores, for a node that has not received them with a table."""
+    """Addresses of the agents' key-value stores, for a node that has not received them with a table."""
     finished: list[FinishedTraining] = []
-    """Trainings of the script before the one that the worker is for."""
+    """The script's trainings before the training that the worker joins."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):
-    """End the worker for certain (SIGKILL); `dump_stacks`: take its stacks first."""
+    """End the worker with certainty (SIGKILL). `dump_stacks`: take its stacks first."""
 
     node: NodeId
     worker: WorkerId
@@ -49,7 +49,7 @@ class FenceWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopNode(msgspec.Struct, frozen=True, tag=True):
-    """End all workers after at most `grace`, then yourself."""
+    """End all workers within `grace` seconds, then yourself."""
 
     node: NodeId
     reason: str
@@ -57,7 +57,7 @@ class StopNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoteGeneration(msgspec.Struct, frozen=True, tag=True):
-    """A generation in which this node has no rank goes on from `state@step`: older steps are committed."""
+    """To a node without a rank in the new generation: it goes on from `state@step`, so older steps are committed."""
 
     node: NodeId
     generation: Generation
@@ -68,7 +68,7 @@ class NoteGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class ImportModules(msgspec.Struct, frozen=True, tag=True):
-    """An `imports` standby imports these modules, as the script will, while it waits.
+    """To an `imports` standby: import these modules, as the script will, while you wait.
 
     `environment`: variables that the script changes before its loop; a module that reads one must not be imported.
     """
@@ -79,7 +79,7 @@ class ImportModules(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartScript(msgspec.Struct, frozen=True, tag=True):
-    """To an `imports` standby: build as this rank now. `world`: size of its world; 0: as it was spawned."""
+    """To an `imports` standby: run the script now, as this rank. `world`: size of its world; 0: as it was spawned."""
 
     worker: WorkerId
     rank: Rank
@@ -89,11 +89,11 @@ class StartScript(msgspec.Struct, frozen=True, tag=True):
 
 
 class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
-    """Give up the groups of this generation and report the step of your state.
+    """Stop using the groups of this generation, and report the step of your state.
 
-    `at`: a planned halt. Go on until just before step `at`, then stop and report that; the groups stay until the next
-    order. A worker that has begun that step already reports `HaltMissed` at once and goes on. A newer order replaces
-    this one. None: stop at once.
+    `at`: a planned halt. Go on until just before step `at`, then stop and report that step; the groups stay until the
+    next order. A worker that has begun that step already reports `HaltMissed` at once and goes on. A newer order
+    replaces this one. None: stop at once.
     """
 
     worker: WorkerId
@@ -103,17 +103,17 @@ class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class FormGeneration(msgspec.Struct, frozen=True, tag=True):
-    """The new membership, as an agent sends it to its worker.
+    """The new generation: an agent sends it to its worker, which then joins it.
 
-    A worker that is not in `holders` receives `state@step` from the holders with its own holding.
+    A worker that is not in `holders` receives `state@step` from those holders that have the same holding.
 
     `restore`: the copy to go back to instead, if no living worker has the state; then nobody is a holder.
-    `restart_index`: the first of the restartable functions after the last step that all run again; 0: none.
+    `restart_index`: first of the restartable functions after the last step, from which on all run again; 0: none.
     `rewind`: holders go back to their own copy of `state@step`, on which all replicas had agreed.
-    `change`: how this world differs in size from the one before, if it does.
+    `change`: difference in size between this world and the one before; None if there is none.
     `whole_body`: bodies are rolled back with their updates, since on some rank they cannot be separated.
     `over`: every rank has run the last step; `restart_index` counts the functions after the loop.
-    `own`: values of its own that the former worker of this rank had, which has ended.
+    `own`: the rank's own values, left by its former worker, which has ended.
     """
 
     worker: WorkerId
@@ -135,10 +135,10 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
-    """Nobody needs your state any more: every worker has finished its steps, or you are halted and leave the job.
+    """To a worker whose state nobody needs any more: all workers have finished, or it is halted and leaves the job.
 
-    `change`: the change of the world that you leave.
-    `goes_on`: only leave your loop, as all do, and be ready to give your state until you have finished again.
+    `change`: the change of the world because of which it leaves.
+    `goes_on`: only leave the loop, as all workers do, and stay ready to give state until the script has finished again.
     """
 
     worker: WorkerId
@@ -147,14 +147,14 @@ class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepOwn(msgspec.Struct, frozen=True, tag=True):
-    """Ranks have different values in these variables: in each step, write yours to your board for your agent."""
+    """To a worker: ranks have different values in these variables, so write yours to your board in each step."""
 
     worker: WorkerId
     places: list[str]
 
 
 class ArmFault(msgspec.Struct, frozen=True, tag=True):
-    """Prepare to fail by an injected fault."""
+    """To a worker: prepare to fail by an injected fault."""
 
     worker: WorkerId
     fault: FaultSpec

@@ -1,4 +1,4 @@
-"""Evidence that a newcomer computes what the rank computes that it would take over.
+"""Evidence that a newcomer computes exactly what the rank computes that it would replace.
 
 ProveReplacement → ReplacementProven | ReplacementRefuted | ReplacementUnproven
 """
@@ -11,11 +11,11 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
 
 
 class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
-    """Run a step of `rank` in its shadow, and report whether all results are the same.
+    """Run a step in the shadow of `rank`, and report whether all results are the same.
 
     `endpoint`: address at which the worker that holds the rank offers its state and results. `world`: present number of
-    ranks; 0: as many as when this worker was started. `own`: plain variables that are not taken over: each rank has
-    another value, which a worker that takes the rank would not get.
+    ranks; 0: as many as when this worker was started. `own`: plain variables whose values differ between ranks: a
+    worker that takes the rank would not get them.
     """
 
     worker: WorkerId
@@ -28,9 +28,9 @@ class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplacementProven(msgspec.Struct, frozen=True, tag=True):
-    """A newcomer has computed, bit for bit, what `rank` computes at `step`.
+    """A newcomer has computed, bit for bit, the same as `rank` at `step`.
 
-    `held`: how long it delayed the rank. `seconds`: processor time of the newcomer on its node.
+    `held`: time by which the comparison delayed the rank. `seconds`: processor time of the newcomer on its node.
     """
 
     worker: WorkerId
@@ -42,10 +42,10 @@ class ReplacementProven(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
-    """A newcomer for `rank` would not be equal to it: no worker is replaced in this job from now on.
+    """A newcomer for `rank` computed something else: from now on no worker is replaced in this job.
 
     `step`: the step of the comparison. `reason`: place and cause, for people. `alone`: ranks have state that no other
-    rank has, so that a copy of a replica's state would not be theirs either.
+    rank has, so that a copy of a replica's state would not be their state either.
     """
 
     worker: WorkerId
@@ -57,9 +57,9 @@ class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplacementUnproven(msgspec.Struct, frozen=True, tag=True):
-    """A newcomer for `rank` could not be compared with it. Nothing speaks against it either.
+    """A newcomer for `rank` could not be compared with it, so nothing is known for or against its equality.
 
-    `reason`: for people. `permanent`: no comparison is possible in this job; else one may be, at another moment.
+    `reason`: for people. `permanent`: no comparison is possible in this job; else a later one may be possible.
     """
 
     worker: WorkerId
@@ -73,12 +73,12 @@ ReplacementFact = ReplacementProven | ReplacementRefuted | ReplacementUnproven
 
 
 def replaceability(refuted: str, proven: Iterable[StepNo], unproven: str = "") -> str:
-    """All that is known of newcomers in one line, for people.
+    """All that is known about newcomers, in one line for people.
 
     Args:
-        refuted: why none is equal to the rank that it would replace; empty: nothing is known.
-        proven: steps at which one was proven equal.
-        unproven: why none could be compared.
+        refuted: why no newcomer equals the rank that it would replace; empty: no difference is known.
+        proven: steps at which a newcomer was proven equal.
+        unproven: why no newcomer could be compared.
     """
     if refuted:
         return f"not replaceable by newcomers: {refuted}"
@@ -89,6 +89,6 @@ def replaceability(refuted: str, proven: Iterable[StepNo], unproven: str = "") -
 
 
 def not_proven(reason: str, rank: Rank | None = None) -> str:
-    """Message that a newcomer could not be compared with the rank that it would replace. `rank`: None: with any."""
+    """Message that a newcomer could not be compared with `rank`, which it would replace; None: with any rank."""
     what = "what the rank does that it would replace" if rank is None else f"what rank {rank} does"
     return f"whether a newcomer computes {what} was not proven: {reason}"

@@ -1,4 +1,4 @@
-"""Messages of workers about each other's state: silent corruption, found when replicas compare digests."""
+"""Messages about silent corruption of workers' state, which is found when replicas compare digests."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 
 
 class ReplicasDiffer(msgspec.Struct, frozen=True, tag=True):
-    """At the boundary before `step`, ranks that should have the same state differ. Nobody runs the step.
+    """At the boundary before `step`, ranks that should have the same state differ. No rank runs the step.
 
     `ranks`: those whose state is wrong. `undecided`: ranks of which one is wrong; only a second run of the steps will
-    show which. `tensors`: the first few names of what differs.
+    show which. `tensors`: the first few names of tensors that differ.
     """
 
     worker: WorkerId
@@ -21,7 +21,7 @@ class ReplicasDiffer(msgspec.Struct, frozen=True, tag=True):
 
 
 class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
-    """The steps before `step` were run again, and now all agree: the state of `ranks` had been wrong the first time."""
+    """The steps before `step` were run again, and now all agree: the first time, the state of `ranks` was wrong."""
 
     worker: WorkerId
     generation: Generation
@@ -30,9 +30,9 @@ class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
 
 
 class OwnValues(msgspec.Struct, frozen=True, array_like=True):
-    """Plain variables of which ranks have different values, as one rank began `step`. `values`: by place, encoded.
+    """One rank's own values of the plain variables that differ between ranks, as it began `step`.
 
-    `sure`: False: taken at the update of the step before, after which the script may have changed them.
+    `values`: by place, encoded. `sure`: False: taken at the update before; the script may have changed them since.
     """
 
     step: StepNo
@@ -43,10 +43,10 @@ class OwnValues(msgspec.Struct, frozen=True, array_like=True):
 class StateSampled(msgspec.Struct, frozen=True, tag=True):
     """Digests of parts of a worker's state before `step`, by name; equal on all workers with the same state.
 
-    `whole`: of all state, or, after a recovery, of the part whose turn it is; else of a sample that the step chooses.
-    `made`: of what updates have created since the last look (the state of optimizers); then `tensors` are a sample of
-    what was there before. None: not requested. `variables`: of the script's own plain variables, some of which may
-    differ between ranks.
+    `whole`: digest of all state, or, after a recovery, of the part whose turn it is; else of a sample that the step
+    chooses. `made`: of what updates have created since the last sample (the state of optimizers); then `tensors` are a
+    sample of the earlier state. None: not requested. `variables`: of the script's own plain variables, some of which
+    may differ between ranks.
     """
 
     worker: WorkerId

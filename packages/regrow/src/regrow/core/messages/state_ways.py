@@ -1,4 +1,4 @@
-"""Addresses over which a newcomer has read state, as the records show them."""
+"""Addresses from which a newcomer has read state, in the form in which records show them."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class StateWay(msgspec.Struct, frozen=True):
-    """State that came over one address of a holder; `gbps`: rate of all its flows together, in 10^9 bytes a second.
+    """State that came from one address of a holder. `gbps`: rate of all its flows together, in 10^9 bytes a second.
 
-    `address`: empty within the node. `failure`: reason why flows there ended early or could not begin. `by`: kind of
-    reads from the holder's memory, `memory` or `nixl`; empty: sockets. `fallback`: why sockets were used after all.
+    `address`: empty within the node. `failure`: reason why flows there ended early or could not begin. `by`: the method
+    of reading the holder's memory, `memory` or `nixl`; empty: sockets. `fallback`: why sockets were used instead.
     """
 
     address: str
@@ -22,7 +22,7 @@ class StateWay(msgspec.Struct, frozen=True):
 
 
 def merged(ways: Iterable[StateWay]) -> list[StateWay]:
-    """One entry for each address and kind: flows, bytes and rates are added up, the first reasons are kept."""
+    """One entry for each address and method: flows, bytes and rates are added up, the first reasons are kept."""
     found: dict[tuple[str, str], StateWay] = {}
     for way in ways:
         one = found.get((way.address, way.by), StateWay(way.address))

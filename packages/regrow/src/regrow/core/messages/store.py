@@ -1,7 +1,7 @@
-"""Messages to the key-value store, from workers and agents, over a stream of frames.
+"""Messages from workers and agents to the key-value store, over a stream of frames.
 
-A worker sends to the agent of its node, and agents send to each other. `ask` numbers the requests of a connection; a
-reply has the number of its request, and may overtake others.
+A worker sends requests to the agent of its node, and agents to each other. `ask` numbers the requests of a connection;
+a reply has the number of its request, and may overtake other replies.
 """
 
 import re
@@ -15,7 +15,7 @@ _GLOO = re.compile(r"([^/]*)//\w+//\d+/(\d+)(?:@\d+)?$")
 
 
 class GlooAddress(NamedTuple):
-    """A key in which gloo publishes the address of a rank: written once, and read by the ranks that connect to it.
+    """A key under which gloo publishes a rank's address: written once, and read by the ranks that connect to it.
 
     Attributes:
         group: torch's name of the group; "0" is the default group.
@@ -27,27 +27,27 @@ class GlooAddress(NamedTuple):
 
 
 def gloo_address(key: str) -> GlooAddress | None:
-    """Parse one of gloo's keys: `<prefix>/<group>//<device>//<number>/<rank>`, possibly `placed`; else None."""
+    """Parse a key of the form `<prefix>/<group>//<device>//<number>/<rank>`, possibly `placed`; None for other keys."""
     match = _GLOO.search(key)
     return None if match is None else GlooAddress(match.group(1), int(match.group(2)))
 
 
 def placed(name: str, rank: int) -> str:
-    """Name of a key that is kept by the agent of the given rank of the world, and read directly from there."""
+    """Name of a key that is kept, and read directly, at the agent of rank `rank` of the world."""
     return f"{name}@{rank}"
 
 
 class StoreMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
-    """A request. `ask`: its number on this connection."""
+    """A request to the store. `ask`: its number on this connection."""
 
     ask: int = 0
 
 
 class StoreHello(StoreMessage, frozen=True, tag=True):
-    """First frame of a connection: callers that do not know the job's token are disconnected.
+    """First frame of a connection. Callers that do not know the job's token are disconnected.
 
     `agent`: address to which `StoreForget` can be sent; empty for a worker, which caches nothing.
-    `quiet`: it needs no reply.
+    `quiet`: the caller needs no reply.
     """
 
     token: str
@@ -56,7 +56,7 @@ class StoreHello(StoreMessage, frozen=True, tag=True):
 
 
 class StoreCancel(StoreMessage, frozen=True, tag=True):
-    """The answer to request `ask` is not needed any more. Gets no reply."""
+    """Drop request `ask`, whose answer is not needed any more. Gets no reply."""
 
 
 class StoreSet(StoreMessage, frozen=True, tag=True):
@@ -70,8 +70,8 @@ class StoreSet(StoreMessage, frozen=True, tag=True):
 class StoreGet(StoreMessage, frozen=True, tag=True):
     """Read a value, waiting up to `timeout` seconds for it to exist.
 
-    `queue`: a queue that is not empty will do; the reply then has no value, and 1 in `number`.
-    `has`: how many of the values that ranks publish the sender got with other answers so far; None: it wants no more.
+    `queue`: a non-empty queue of that name counts as well; the reply then has no value, and 1 in `number`.
+    `has`: number of values published by ranks that the sender got with other answers so far; None: it wants no more.
     """
 
     key: str
@@ -153,43 +153,43 @@ class StorePop(StoreMessage, frozen=True, tag=True):
 
 
 class StoreLength(StoreMessage, frozen=True, tag=True):
-    """Ask for the length of a queue, returned in `number`."""
+    """Read the length of a queue; the reply has it in `number`."""
 
     key: str
 
 
 class StoreCount(StoreMessage, frozen=True, tag=True):
-    """Ask for the number of keys that begin with `prefix`, in `number`. `here`: only in this agent's memory."""
+    """Count the keys that begin with `prefix`; the reply has `number`. `here`: only those in this agent's memory."""
 
     prefix: str = ""
     here: bool = False
 
 
 class StoreList(StoreMessage, frozen=True, tag=True):
-    """Ask for the keys that begin with `prefix`, in `keys`. `here`: only in this agent's memory."""
+    """List the keys that begin with `prefix`; the reply has `keys`. `here`: only those in this agent's memory."""
 
     prefix: str = ""
     here: bool = False
 
 
 class StoreForget(StoreMessage, frozen=True, tag=True):
-    """To an agent that has a cached copy: the value is about to change. It answers when no copy is left below it."""
+    """To an agent with a cached copy: the value is about to change. It answers when no copy is left below it."""
 
     key: str
 
 
 class StoreTable(StoreMessage, frozen=True, tag=True):
-    """One agent to another: send the table with the number `table`, in `value`, or `TIMEOUT`."""
+    """One agent to another: send me the table with the number `table`. The reply has it in `value`, or is `TIMEOUT`."""
 
     table: int
     timeout: Seconds
 
 
 class AnswersNoted(StoreMessage, frozen=True, tag=True):
-    """Answers of set-up's collectives, by name, for workers that build later. Existing answers stay as they are.
+    """Answers of the set-up's collectives, by name, for workers that build later. Existing answers are not replaced.
 
-    `build`: number of the start of all workers that they belong to; those of an earlier one are dropped. `rank`: the
-    rank that got them. `copied`: another agent keeps them too. `quiet`: it needs no reply.
+    `build`: number of the start of all workers to which the answers belong; earlier ones are dropped. `rank`: the rank
+    that got them. `copied`: another agent keeps them too. `quiet`: the sender needs no reply.
     """
 
     build: int
@@ -200,10 +200,10 @@ class AnswersNoted(StoreMessage, frozen=True, tag=True):
 
 
 class AnswersAsked(StoreMessage, frozen=True, tag=True):
-    """Request these answers, as soon as one exists, by name in `also`; `TIMEOUT` if none came in time.
+    """Ask for these answers, as soon as one of them exists; the reply has them in `also`, or is `TIMEOUT`.
 
-    `names`: the first is the wanted answer, unless they are pieces of one; any other would show that it will not come.
-    `rank`: the rank that builds. `here`: only in this agent's memory.
+    `names`: the first is the wanted answer (or all are its pieces); any other would show that the first will not come.
+    `rank`: the rank that builds. `here`: only those in this agent's memory.
     """
 
     build: int
@@ -217,7 +217,7 @@ class StoreReply(StoreMessage, frozen=True, tag=True):
     """The answer to any request. `error`: empty, or one of the constants below, or a sentence.
 
     `keep`: the agent that asked may cache the value, and is notified when it changes. `also`: other keys with their
-    values, which it may cache too, and `has`: the value for the next `StoreGet.has`.
+    values, which the agent may cache too. `has`: the value for the next `StoreGet.has`.
     """
 
     value: bytes = b""
@@ -231,13 +231,13 @@ class StoreReply(StoreMessage, frozen=True, tag=True):
 
 
 TIMEOUT = "timeout"
-"""`StoreReply.error` if a wait reached its deadline."""
+"""`StoreReply.error` of a wait that reached its deadline."""
 NO_COUNTER = "no counter"
-"""`StoreReply.error` if something is added to a value that is not a number."""
+"""`StoreReply.error` of an addition to a value that is not a number."""
 TABLE_BYTES = 1 << 30
-"""Largest size of all keys and values that one agent keeps."""
+"""Largest total size of the keys and values that one agent keeps."""
 FIRST_SPAWNED = "first-spawned"
-"""Key of an agent with the generation of the first worker that it was ordered to spawn."""
+"""Key of an agent; its value is the generation of the first worker that it was ordered to spawn."""
 
 StoreRequest = (
     StoreHello

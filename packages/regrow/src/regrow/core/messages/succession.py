@@ -1,4 +1,4 @@
-"""Reports of agents on their workers, to a coordinator that takes over a running job."""
+"""Reports of agents about their workers, to a coordinator that takes over a running job."""
 
 import msgspec
 
@@ -9,9 +9,9 @@ from regrow.core.messages.tables import GenerationTable
 
 
 class ReportNode(msgspec.Struct, frozen=True, tag=True):
-    """To an agent: report all you know of your workers. Earlier orders are in the answer, later facts are news.
+    """To an agent: report all you know of your workers. The answer covers all earlier orders; later facts are news.
 
-    `number`: of this request, repeated in the answer. `table`: whether the answer is to include the newest table.
+    `number`: of this request, copied into the answer. `table`: whether the answer must include the newest table.
     """
 
     node: NodeId
@@ -20,14 +20,14 @@ class ReportNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerPast(msgspec.Struct, frozen=True):
-    """One worker, as its agent has seen it: its orders and its facts.
+    """One worker as its agent knows it: the orders sent to it and its facts.
 
     `spawn`: the order that started it. `rank`, `local_rank`: its place by the newest order; `built_for`, `built_slot`,
     `built_world`: the place for which its script ran. `generation`: the newest that it was ordered to enter, 0: none;
-    `entered`: the first. `stands`: it has reported that it is in that one. `halting`: it was ordered to give that one
-    up, at once, or (`planned`) before a step. `state_at`: last known step of its state. `ready`, `halted`, `finished`,
-    `faulted`: its last facts of these kinds, the last three of this generation. `failed`: how its script has ended.
-    `code`: its exit code; None: it has not ended.
+    `entered`: the first. `stands`: it has reported that it is in `generation`. `halting`: it was ordered to give that
+    generation up, at once, or (`planned`) before a step. `state_at`: last known step of its state. `ready`, `halted`,
+    `finished`, `faulted`: its last facts of these kinds, the last three of this generation. `failed`: the fact of its
+    script's failure. `code`: its exit code; None: it has not ended.
     """
 
     worker: WorkerId
@@ -57,15 +57,15 @@ class WorkerPast(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """True if its process may still act."""
+        """True if the worker's process may still act."""
         return self.code is None
 
 
 class NodeReport(msgspec.Struct, frozen=True, tag=True):
-    """All that an agent knows of its workers: the living ones, and those of its newest table that have ended.
+    """All that an agent knows of its workers: the living ones, and the ended ones that its newest table contains.
 
-    `number`: of the request. `table`: number of the newest table. `numbered`: how many workers it was ever ordered to
-    start, by their names. `newest`: the table itself, if requested.
+    `number`: of the request. `table`: number of the newest table. `numbered`: how many workers the agent was ordered to
+    start so far, by their names. `newest`: the table itself, if requested.
     """
 
     node: NodeId

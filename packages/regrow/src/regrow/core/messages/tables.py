@@ -1,7 +1,7 @@
 """The table of a generation: the data that all its workers share. A node gets it once, and its agent keeps it.
 
-Small orders to single workers refer to it by its number, and the agent completes them from it. A node that has the
-table of the last formed generation only gets the differences; in large jobs nodes get whole tables from each other.
+Small orders to single workers refer to the table by number, and the agent completes them from it. A node that has the
+table of the last formed generation gets only the differences; in large jobs nodes get whole tables from each other.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Line = TypeVar("Line")
 
 
 class TableHead(msgspec.Struct, frozen=True):
-    """All of a table but its lists.
+    """A table without its lists.
 
     `number`: its own; later tables have larger ones. `since`: number of the last table whose generation was formed, 0
     before the first; that table is kept too, and changes refer to it. `holders`: runs of ranks, each as its first and
@@ -41,7 +41,7 @@ class TableHead(msgspec.Struct, frozen=True):
 
 
 class GenerationTable(msgspec.Struct, frozen=True, tag=True):
-    """Places of all workers. `stores`: addresses of the agents' stores by order of nodes; keys are spread over them.
+    """Places of all workers. `stores`: addresses of the agents' stores, by node; keys are spread over them.
 
     `members`: by rank; empty while the workers build.
     """
@@ -51,14 +51,14 @@ class GenerationTable(msgspec.Struct, frozen=True, tag=True):
     members: list[Member]
 
     def checked(self) -> "GenerationTable":
-        """This table. Raises `ProtocolError` if ranks are missing."""
+        """Return this table after a check that no rank is missing. Raises `ProtocolError`."""
         if self.members and [member.rank for member in self.members] != list(range(self.head.world)):
             raise ProtocolError(f"table {self.head.number} has not every rank of its world of {self.head.world} once")
         return self
 
 
 def _put(former: list[Line], length: int, lines: Iterable[tuple[int, Line]]) -> list[Line]:
-    """The first `length` lines, with these replaced or appended at their indices. Raises `ProtocolError` at a gap."""
+    """The first `length` lines, after `lines` were put at their indices. Raises `ProtocolError` at a gap."""
     made = former[:length]
     for at, line in lines:
         if not 0 <= at <= len(made):
@@ -68,9 +68,9 @@ def _put(former: list[Line], length: int, lines: Iterable[tuple[int, Line]]) -> 
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """Differences of a table from the one with the number `head.since`: the new places and stores.
+    """Differences between a table and the one with the number `head.since`: the new places and stores.
 
-    `nodes`: present number of stores. `stores`: with their indices.
+    `nodes`: present number of stores. `stores`: the changed ones, with their indices.
     """
 
     head: TableHead
@@ -79,7 +79,7 @@ class TableChange(msgspec.Struct, frozen=True):
     members: list[Member]
 
     def applied_to(self, base: GenerationTable) -> GenerationTable:
-        """The resulting table. Raises `ProtocolError` if `base` has another number, or ranks are missing."""
+        """Apply the change to `base`. Raises `ProtocolError` if `base` has another number, or ranks are missing."""
         if base.head.number != self.head.since:
             raise ProtocolError(f"a change of table {self.head.since} cannot be made to table {base.head.number}")
         stores = _put(base.stores, self.nodes, self.stores)
@@ -90,7 +90,7 @@ class TableChange(msgspec.Struct, frozen=True):
 
 
 class JoinGeneration(msgspec.Struct, frozen=True, tag=True):
-    """A worker enters a generation: `FormGeneration` without the contents of the table with the number `table`."""
+    """A worker enters a generation: `FormGeneration` without the fields that the table number `table` contains."""
 
     worker: WorkerId
     rank: Rank
@@ -102,21 +102,21 @@ class JoinGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepTable(msgspec.Struct, frozen=True, tag=True):
-    """To an agent: a whole table."""
+    """To an agent: keep this whole table."""
 
     node: NodeId
     table: GenerationTable
 
 
 class ChangeTable(msgspec.Struct, frozen=True, tag=True):
-    """To an agent that has the table of the last formed generation."""
+    """To an agent that has the table of the last formed generation: change it into the new table."""
 
     node: NodeId
     change: TableChange
 
 
 class FetchTable(msgspec.Struct, frozen=True, tag=True):
-    """To an agent: another agent has the table with this number, or is about to get it.
+    """To an agent: get the table with this number from another agent, which has it or is about to get it.
 
     `source`: address of that agent's store. If the table does not come `within` these seconds, send `TableMissed`.
     """
@@ -128,7 +128,7 @@ class FetchTable(msgspec.Struct, frozen=True, tag=True):
 
 
 class TableMissed(msgspec.Struct, frozen=True, tag=True):
-    """An agent did not get the table with this number; the coordinator then sends it the whole table."""
+    """The agent did not get the table with this number; the coordinator then sends it the whole table."""
 
     node: NodeId
     table: int
@@ -139,7 +139,7 @@ TableOrder = KeepTable | ChangeTable | FetchTable
 
 
 def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank]) -> FormGeneration:
-    """Complete a worker's order with the contents of the table. `holders`: those of its head, as ranks.
+    """Complete a worker's order from the table. `holders`: the ranks in the table's head.
 
     Raises `ProtocolError` if the worker does not have that rank in the table.
     """
@@ -168,7 +168,7 @@ def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank])
 
 
 def runs_of(ranks: Iterable[Rank]) -> list[tuple[int, int]]:
-    """Ascending ranks as runs, each with its first and last rank."""
+    """Ascending ranks as runs of successive ranks, each given by its first and last rank."""
     runs: list[tuple[int, int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:

@@ -18,7 +18,7 @@ class FinishedTraining(msgspec.Struct, frozen=True):
 
 @dataclass
 class TrainingPlace:
-    """Place of a training among those of its script. `name`: empty if it is the only one; `alone`: why it must be."""
+    """Place of a training among those of its script. `name`: empty for the only one; `alone`: why it must be alone."""
 
     finished: Sequence[FinishedTraining] = ()
     name: str = ""

@@ -28,7 +28,7 @@ class FaultStage(StrEnum):
     FORM = "form"
     HYDRATE = "hydrate"
     ROLL = "roll"
-    """The decision was that the step has happened; its update has not begun here."""
+    """It was decided that the step counts as done; its update has not begun on this worker."""
 
 
 STEP_STAGES = (
@@ -70,22 +70,22 @@ class FaultKind(StrEnum):
 
 
 class Role(StrEnum):
-    """Role in which a worker was started."""
+    """The purpose for which a worker was started."""
 
     RANK = "rank"
     JOINER = "joiner"
     STANDBY = "standby"
     PROVER = "prover"
-    """Made for a proof that no standby could give, and ended after it: it never holds a rank."""
+    """A worker made for a proof that no standby could give; it is ended afterwards and never holds a rank."""
 
     @property
     def placed(self) -> bool:
-        """True if it is meant to hold a rank from the beginning."""
+        """True if a worker of this role is meant to hold a rank from its start."""
         return self in (Role.RANK, Role.JOINER)
 
 
 class Warmth(StrEnum):
-    """Progress of a standby before it waits: torch imported, or the script run up to `session.steps`."""
+    """How far a standby goes before it waits: torch imported, or the script run up to `session.steps`."""
 
     IMPORTS = "imports"
     BUILT = "built"
@@ -111,12 +111,12 @@ class ErrorReport(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for two occurrences of the same error at the same place."""
+        """A text that is equal for two errors of the same kind at the same place."""
         return f"{self.type}|{self.message}|{self.where}"
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's place in a generation, and the endpoint of its state. `holding`: equal for equal state."""
+    """A worker's place in a generation, and the endpoint of its state. `holding`: equal for ranks with equal state."""
 
     rank: Rank
     worker: WorkerId
@@ -127,10 +127,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorldChange(msgspec.Struct, frozen=True):
-    """Change of the world at a boundary. `kind`: `grow`, `shrink`, `preempt`, `move` or `fault`.
+    """A change of the world's size at a boundary. `kind`: `grow`, `shrink`, `preempt`, `move` or `fault`.
 
-    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds for workers that
-    must leave; None: no limit.
+    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds in which leaving
+    workers must be gone; None: no limit.
     """
 
     kind: str

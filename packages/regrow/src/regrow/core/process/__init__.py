@@ -1,1 +1,1 @@
-"""The present process: its tasks, its forks, its standard streams, and limits of the kernel."""
+"""This process: its tasks, its forks, its standard streams, and limits of the kernel."""

@@ -1,4 +1,4 @@
-"""Notices the end of a child that stays unreaped, and signals it: by a pidfd, or without one if that is refused."""
+"""Detects the end of an unreaped child process and signals the child, by a pidfd or, if that is refused, without."""
 
 import contextlib
 import os
@@ -16,20 +16,20 @@ _WAITING = os.WEXITED | os.WNOWAIT
 
 
 class ChildEnd:
-    """Waits for the end of one child, in an event loop's thread or beside it.
+    """Waits for the end of one child process, in an event loop's thread or beside it.
 
     Only this process may reap the child: until then its number is not reused, so a signal by number hits no other.
 
     Args:
-        pid: of the child.
+        pid: number of the child process.
 
-    Raises `ProcessLookupError` if there is none, and `OSError` on a shortage that may pass.
+    Raises `ProcessLookupError` if there is no such process, and `OSError` on a shortage that may pass.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor: int | None = None
-        """A pidfd, readable once the child has ended; None if the kernel refuses one."""
+        """A pidfd, which is readable once the child has ended; None if the kernel refuses one."""
         try:
             self.descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -45,22 +45,22 @@ class ChildEnd:
                 signal.pidfd_send_signal(self.descriptor, number)
             except ProcessLookupError:
                 raise
-            except OSError:  # refused: the older call does the same here
+            except OSError:  # without pidfds, the older call does the same
                 os.kill(self.pid, number)
         else:
             os.kill(self.pid, number)
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """Without a pidfd: have a thread wait and call `on_end`. Raises `RuntimeError` if no thread can be started."""
+        """Without a pidfd, wait in a thread and call `on_end`. Raises `RuntimeError` if no thread can be started."""
         threading.Thread(target=self._wait, args=(on_end,), name="regrow-end", daemon=True).start()
 
     def _wait(self, on_end: Callable[[], None]) -> None:
-        with contextlib.suppress(ChildProcessError):  # the child has ended and was reaped
+        with contextlib.suppress(ChildProcessError):  # the child has ended and was already reaped
             os.waitid(os.P_PID, self.pid, _WAITING)
         on_end()
 
     def wait(self, within: Seconds) -> bool:
-        """Wait for the child's end; True if it comes in time."""
+        """Wait for the child's end; True if it ends within this time."""
         if self.descriptor is not None:
             return bool(select.select([self.descriptor], [], [], within)[0])
         until = time.monotonic() + within

@@ -1,4 +1,4 @@
-"""The command that installs an extra of regrow, or a package beside it, in the way this copy was installed."""
+"""The command that installs an extra of regrow, or a package beside regrow, in the way this copy was installed."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlparse
 
 @functools.cache
 def install_line(extra: str = "", *, package: str = "regrow") -> str:
-    """`pip install` with an extra: from the checkout that this copy came from, or from the package index."""
+    """A `pip install` command for an extra, from the checkout that this copy came from or from the package index."""
     wanted = f"[{extra}]" if extra else ""
     folder, editable = _origin()
     beside = Path(folder) if package == "regrow" else Path(folder).parent / package
@@ -24,7 +24,7 @@ def _quoted(word: str) -> str:
 
 
 def _origin() -> tuple[str, bool]:
-    """The folder that this copy was installed from, and whether it is editable; no folder: from an index."""
+    """Folder from which this copy was installed, and whether it is editable; an empty folder: from an index."""
     own = Path(__file__).parents[4]
     if (own / "pyproject.toml").is_file() and (own / "src" / "regrow").is_dir():
         return str(own), True

@@ -1,8 +1,8 @@
 """Connections and exit handlers that a fork of a process must not inherit.
 
 A script may fork, by `multiprocessing` or by itself. The child has the parent's descriptors and exit handlers: it would
-keep connections open whose end peers wait for, read data meant for the parent, and run its exit handlers. So it drops
-them before it runs a line. Programs that a process starts have neither (descriptors are close-on-exec).
+keep connections open whose end peers wait for, read data meant for the parent, and run the parent's exit handlers. So
+it drops them before it runs a line. Started programs inherit neither (descriptors are close-on-exec).
 """
 
 import atexit
@@ -18,18 +18,18 @@ _letting_go: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def keep_from_forks(sock: socket.socket) -> socket.socket:
-    """The same socket, from now on closed in children. Its connection stays as it is for this process."""
+    """Return the same socket, which is from now on closed in forks without ending this process's connection."""
     _sockets.add(sock)
     return sock
 
 
 def hide_from_forks(owner: Any) -> None:
-    """From now on call `owner.let_go()` in children, where no lock may be taken: its holder may not exist there."""
+    """From now on call `owner.let_go()` in each fork. It must take no lock, whose holder may not exist in the fork."""
     _letting_go.add(owner)
 
 
 def at_exit(call: Callable[[], Any]) -> None:
-    """Call this at exit of this process, but not of its forks."""
+    """Call this when this process exits, but not when its forks exit."""
     _exits.append(call)
     atexit.register(call)
 

@@ -1,4 +1,4 @@
-"""Memory that processes share by a descriptor and that has no name to be removed later."""
+"""Memory that processes share through a descriptor, without a name that would have to be removed later."""
 
 import fcntl
 import os
@@ -11,9 +11,9 @@ _ZEROS = bytes(1 << 20)
 
 
 def memory_file(name: str, *, sealed: bool = False) -> int:
-    """Descriptor of a new, empty memory file, not inherited. Raises `OSError`.
+    """Descriptor of a new, empty memory file, which is not inherited. Raises `OSError`.
 
-    If `memfd_create` is refused (filters of containers, gVisor), a file in shared memory that is unlinked at once.
+    If `memfd_create` is refused (filters of containers, gVisor), it is a file in shared memory, unlinked at once.
 
     Args:
         name: shown in `/proc/<pid>/fd`.
@@ -41,7 +41,7 @@ def _unlinked(name: str, refused: OSError) -> int:
 
 
 def is_memory_file(descriptor: int, name: str, *, sealed: bool = False) -> bool:
-    """True if the descriptor is a memory file of this name; `sealed`: and is sealed, if the kernel can do that."""
+    """True if the descriptor is a memory file of this name; with `sealed`, a sealed one where the kernel can seal."""
     try:
         shown = os.readlink(f"/proc/self/fd/{descriptor}")
         if sealed and shown.startswith("/memfd:"):
@@ -52,7 +52,7 @@ def is_memory_file(descriptor: int, name: str, *, sealed: bool = False) -> bool:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Grow to this size and allocate all memory now, so that no later page access can fail. Raises `OSError`."""
+    """Grow the file to this size and allocate all its memory, so that no later access fails. Raises `OSError`."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Share of the processor that a process gets while others want it too."""
+"""Share of the processor that a process gets while other processes want it too."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ _FIRST_TO_GO = "1000"
 
 
 def step_back(nice: int) -> None:
-    """Lower this process's priority by `nice`; if that is refused, it stays as it is."""
+    """Lower this process's priority by `nice`; does nothing if that is refused."""
     with contextlib.suppress(OSError):
         os.nice(nice)
 
 
 def give_way(*, spared: Collection[int] = (), nice: int = _LOWEST) -> None:
-    """Let all other processes go before the present threads of this one, except `spared`. It cannot be undone."""
+    """Let all other processes run before this one's present threads, except `spared`. It cannot be undone."""
     with contextlib.suppress(OSError):
         # Where the kernel groups tasks by session, priorities hold only within a session, and each worker leads one.
         Path("/proc/self/autogroup").write_text(str(nice))
@@ -36,12 +36,12 @@ def give_way(*, spared: Collection[int] = (), nice: int = _LOWEST) -> None:
 
 
 def end_soon(used: Seconds) -> None:
-    """Yield a little, and fully after much work: this process ends, and others wait for its resources.
+    """Yield a little at first, and fully after much work, in a process that is about to end and delays others.
 
     At the lowest priority the tenths of a second that Python needs to end would take half a minute on busy cores.
 
     Args:
-        used: seconds of processor time after which all others go first.
+        used: seconds of processor time after which all other processes run first.
     """
     give_way(nice=_LOWER)
     until = time.process_time() + used
@@ -53,23 +53,23 @@ def end_soon(used: Seconds) -> None:
 
     try:
         threading.Thread(target=watch, name="regrow-gives-way", daemon=True).start()
-    except RuntimeError:  # no more threads are allowed here: others go first from the start
+    except RuntimeError:  # no more threads are allowed here, so yield fully from the start
         give_way()
 
 
 def offer_memory() -> None:
-    """Have the kernel end this process, and those it starts, before others when memory runs out."""
+    """Have the kernel end this process and those it starts before other processes when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
 
 
 class PromptThread:
-    """A thread that keeps its usual priority when its process yields to others."""
+    """A thread that keeps its priority when its process yields to other processes."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, "regrow-prompt")
         self.thread: int = self._threads.submit(threading.get_native_id).result()
-        """Its native thread id."""
+        """The thread's native id."""
 
     def run(self, call: Callable[[], _T]) -> _T:
         """Run the call in this thread; returns its result, or raises its exception."""

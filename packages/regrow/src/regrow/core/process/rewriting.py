@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 WRITES_THROUGH = sys.version_info >= (3, 13)
-"""True if `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy."""
+"""True if `frame.f_locals` of a function is a view of its variables (PEP 667) instead of a copy."""
 
 
 def bind(frame: FrameType, values: Mapping[str, object]) -> Mapping[str, object]:
-    """Bind variables of a call; returns the `frame.f_locals` that was used for it."""
+    """Bind variables of a running call; returns the `frame.f_locals` that was used for it."""
     there = frame.f_locals
     there.update(values)
     if not WRITES_THROUGH and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
@@ -27,18 +27,18 @@ def bind(frame: FrameType, values: Mapping[str, object]) -> Mapping[str, object]
 
 
 def change_class(thing: object, kind: type) -> None:
-    """Give an object another class: the script, and libraries, may hold the object already."""
+    """Change the class of an existing object, which the script and libraries may already hold."""
     thing.__class__ = kind
 
 
 class Turn(NamedTuple):
-    """Position of a loop in its present iteration."""
+    """Position of a loop in its present iteration: the lines that the trace function compares."""
 
     frame: FrameType
     first: int
-    """First line of its body."""
+    """First line of the loop's body."""
     through: int
-    """Last line of the present statement of its body."""
+    """Last line of the statement of the body that is running."""
     last: int
 
 
@@ -46,7 +46,7 @@ def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
     """After the present statement, begin the loop's body anew, once `ask` has prepared the next iteration.
 
     If that is impossible, or `ask` returns False, the loop goes on as it is. Python lets only a trace function move a
-    frame to another line; a tracer that is already installed continues with the frame afterwards.
+    frame to another line; a tracer that is already installed goes on tracing the frame afterwards.
     """
     frame, traced, tracing = turn.frame, turn.frame.f_trace, sys.gettrace()
 
@@ -82,7 +82,7 @@ def _go(frame: FrameType, line: int) -> bool:
 _watched: frozenset[str] = frozenset()
 _on_read: Callable[[str], None] | None = None
 _in_a_row: list[str] = []
-"""The variables that code which copies all of them reads next, in reverse order."""
+"""Names of the variables that a copy of the whole environment reads next, in reverse order."""
 
 
 class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
@@ -125,7 +125,7 @@ def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> 
     global _watched, _on_read
     _watched, _on_read = names, on_read
     if type(os.environ) is os._Environ:
-        # Change its class, not the object: scripts and libraries may hold the object already.
+        # Change its class instead of replacing it: scripts and libraries may already hold the object.
         change_class(os.environ, _WatchedEnvironment)
 
 

@@ -1,4 +1,4 @@
-"""Recognises that no more processes or threads can be started, and words the error for people."""
+"""Recognizes that no more processes or threads can be started, and writes the message for people."""
 
 import errno
 import resource
@@ -10,7 +10,7 @@ _FORKS = ("_execute_child", "fork", "forkpty")
 
 
 def short_of_processes(error: BaseException) -> str:
-    """A message with the cure if the error says that no process or thread can be started; else empty."""
+    """A message with the cure if the error means that no process or thread can be started; else an empty text."""
     if isinstance(error, RuntimeError) and str(error) == _OF_THREADS:
         return no_more_processes()
     if isinstance(error, OSError) and error.errno == errno.EAGAIN:
@@ -21,7 +21,7 @@ def short_of_processes(error: BaseException) -> str:
 
 
 def no_more_processes() -> str:
-    """Message with the limit that was reached, as far as it is known, and its cure."""
+    """A message with the limit that was reached, as far as it is known, and its cure."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     user = "" if most == resource.RLIM_INFINITY else f"this user may have {most} in all (ulimit -u), or "
     return f"no more processes and threads can be started: {user}the container no more (pids.max); raise the limit"

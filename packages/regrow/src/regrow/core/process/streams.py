@@ -7,16 +7,16 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for those of 0, 1 and 2 that are closed; called first in a process.
+    """Open /dev/null for each of the descriptors 0, 1 and 2 that is closed; called first in a process.
 
-    Else the next file or socket gets that number, and prints would write to it, or something would replace it. Python
-    has None in place of such a stream.
+    Else the next file or socket would get that number: prints would write to it, or a redirection would replace it.
+    Python has None in place of such a stream.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # POSIX: the lowest free number
+            opened = os.open(os.devnull, os.O_RDWR)  # POSIX: `open` returns the lowest free number
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)

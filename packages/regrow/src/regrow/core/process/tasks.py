@@ -2,7 +2,7 @@
 
 asyncio reports a lost exception when the task is collected, long after its work has stopped. Here each task is of one
 of three kinds: its failure is reported at once (`supervised`, `Tasks`), it ends the block that started it
-(`TaskScope`), or its exception goes to those who await the result (`shared`). A unit test refuses others.
+(`TaskScope`), or its exception goes to the callers that await the result (`shared`). A unit test refuses other tasks.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from regrow.core.ids import Seconds
 
 Result = TypeVar("Result")
 Fails: TypeAlias = Callable[[str, BaseException], None]
-"""Gets a description of the task, and its exception."""
+"""Called with a description of the task, and its exception."""
 
 
 def supervised(work: Coroutine[Any, Any, Result], what: str, fails: Fails) -> asyncio.Task[Result]:
-    """A task that nobody needs to await: when it ends with an exception, `fails` is called at once.
+    """A task that nobody needs to await: if it ends with an exception, `fails` is called at once.
 
     Args:
         work: the coroutine.
@@ -36,20 +36,20 @@ def _report_failure(done: "asyncio.Task[Any]", what: str, fails: Fails) -> None:
 
 
 def shared(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """A task that several may await, or nobody: each that does gets its exception."""
+    """A task that any number of callers may await, even none: each that awaits gets the task's exception."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(seen)
     return task
 
 
 def seen(done: "asyncio.Future[Any]") -> None:
-    """Done callback that marks an exception as retrieved, for results that possibly nobody awaits any more."""
+    """Done callback that marks an exception as retrieved, for results that perhaps nobody awaits any more."""
     if not done.cancelled():
         done.exception()
 
 
 class Tasks:
-    """The background tasks of one owner, which ends them.
+    """The background tasks of one owner, who ends them.
 
     Args:
         fails: called at once for each task that ends with an exception.
@@ -67,7 +67,7 @@ class Tasks:
         return task
 
     async def ended(self, within: Seconds) -> None:
-        """Wait until all tasks have ended by themselves, but no longer than this."""
+        """Wait until all tasks have ended by themselves, but no longer than `within` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within)
 
@@ -83,7 +83,7 @@ class Tasks:
 
 
 class TaskScope:
-    """`async with TaskScope() as scope`: tasks that end with the block at the latest.
+    """`async with TaskScope() as scope`: the tasks started in the scope end with its block at the latest.
 
     The exception of any task ends the block at once, and is raised from it. Tasks left at the end are cancelled.
     """
