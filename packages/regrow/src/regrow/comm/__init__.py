@@ -1,4 +1,4 @@
-"""Process groups that re-form in place, the job's key-value store, and echo groups.
+"""Process groups that are formed anew in place, the job's key-value store, and groups that answer locally (echo).
 
 `torch_private` has all uses of names that torch does not promise to keep.
 """

@@ -1,4 +1,4 @@
-"""Checks of a collective's call before any of it is sent, on the calling thread.
+"""Checks of a collective's arguments on the calling thread, before anything is sent.
 
 An error found here breaks no connection, and its traceback shows the caller's own line. Errors that only the peers'
 calls reveal are found by `regrow.comm.headers`.
@@ -184,4 +184,4 @@ _JUDGES: dict[str, tuple[Judge, int]] = {
     "alltoall_base": (_all_to_all_single, 4),
     "all_to_all_single": (_all_to_all_single, 4),
 }
-"""The check, and how many positional arguments it needs."""
+"""For each method: its check, and the number of positional arguments that the check needs."""

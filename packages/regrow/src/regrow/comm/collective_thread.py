@@ -26,7 +26,7 @@ class _Submitted:
 
 
 class CollectiveThread:
-    """Runs calls one after another in a thread of its own; each completes a future.
+    """Runs calls one after another in a thread of its own; each call completes a future.
 
     A future's callbacks run in this thread. A call made in a callback runs at once, before calls that were submitted
     meanwhile, so that its place in the order of calls is the same on all ranks, however fast each is.
@@ -72,7 +72,7 @@ class CollectiveThread:
             self._perform(submitted)
 
     def _help(self, ended: threading.Event, until: float) -> None:
-        """For a callback that waits for a later call of this thread: run the calls before it, and that call."""
+        """For a callback that waits for a later call of this thread: run the calls before it, and that later call."""
         while self._is_here() and not self._over and not ended.is_set() and time.monotonic() < until:
             self._next(_LOOK_S)
 
@@ -102,7 +102,7 @@ class CollectiveThread:
 
 
 def _named(error: Exception) -> Exception:
-    """An error of a connection or of this package as it is; any other as misuse: the arguments do not fit the call."""
+    """Return errors of connections and of this package unchanged, and any other as misuse: the arguments do not fit."""
     if isinstance(error, OSError | RegrowError):
         return error
     misuse = CollectiveMisuse(f"{type(error).__name__}: {error}", hint="do the tensors fit this collective?")

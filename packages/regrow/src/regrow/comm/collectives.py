@@ -30,12 +30,12 @@ from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
 PIECE_BYTES = 16 << 20
 """A large tensor is reduced in pieces of this size, which bounds the memory for received data."""
 SMALL_BYTES = 16 << 10
-"""Tensors up to this size are reduced whole, in rounds along the bits of the rank."""
+"""Largest tensor in bytes that is reduced whole, in rounds along the bits of the rank."""
 WHOLE_BYTES = 512 << 10
-"""Most bytes that a rank sends when all ranks send everything to each other: one round instead of two."""
+"""Most bytes that a rank may send so that all ranks send everything to each other, in one round instead of two."""
 
 Tensors = dict[int, torch.Tensor]
-"""By peer."""
+"""Tensors by peer."""
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
@@ -95,7 +95,7 @@ class Collectives:
         reductions.finish(call.reduction, flat, self._size)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor) -> None:
-        """The sum of sparse tensors, added up in the order of ranks: every rank gets all the others' tensors."""
+        """Sum sparse tensors in the order of ranks: every rank gets all the others' tensors and adds them up."""
         mine = tensor.detach().coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         self.all_gather(counts, torch.tensor([len(mine.values())]))
@@ -111,7 +111,7 @@ class Collectives:
         tensor.copy_(total.coalesce())  # not the result of `detach()`, which has indices of its own
 
     def _reduce_whole(self, flat: torch.Tensor, combine: Combine, call: Call) -> None:
-        """One round: each message is a header and a tensor in contiguous memory."""
+        """Reduce in one round: each message is a header and a tensor in contiguous memory."""
         headers = self._headers(call, {}, {})
         parts, messages = self._messages.like(flat)
         mine, message = parts[self._rank].copy_(flat), messages[self._rank]
@@ -144,7 +144,7 @@ class Collectives:
             into.copy_(total)
 
     def reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
-        """`output` becomes the reduction of `parts[rank]` over all ranks."""
+        """Make `output` the reduction of `parts[rank]` over all ranks."""
         kind = reductions.number(op)
         flats = [_flat(part) for part in parts]
         even = _even(flats)
@@ -170,7 +170,7 @@ class Collectives:
         _put(output, total)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> None:
-        """Reduce onto `root`; the others' tensors stay as they are."""
+        """Reduce into the root's tensor; the others' tensors stay as they are."""
         work = tensor.detach().clone(memory_format=torch.contiguous_format)
         flat = _flat(work)
         call = self._call(Operation.reduce, flat, op=op, detail=root, whole=flat.nbytes)
@@ -180,11 +180,11 @@ class Collectives:
             tensor.copy_(work)
 
     def tree_reduce(self, nodes: Sequence[torch.Tensor], count: int, scale: float) -> None:
-        """Sum over the micro-batches of all ranks in one tree over `count` of them, into the first of `nodes`.
+        """Sum the micro-batches of all ranks in one tree over `count` of them, into the first of `nodes`.
 
         Args:
-            nodes: this rank's partial nodes in order: flat, of one size and dtype. All of them are overwritten.
-            count: micro-batches of all ranks, dealt out to them by rank (`regrow.step.dealing`).
+            nodes: this rank's partial sums in order: flat, of one size and dtype. All of them are overwritten.
+            count: micro-batches of all ranks, distributed over them by rank (`regrow.step.dealing`).
             scale: factor of the sum.
         """
         held = partial_nodes_of_all(count, self._size)
@@ -225,7 +225,7 @@ class Collectives:
     # --- copies ------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """All ranks get the root's values."""
+        """Give all ranks the root's values."""
         flat = _flat(tensor)
         call = self._call(Operation.broadcast, flat, detail=root, whole=flat.nbytes)
         if not self._rounds.direct:
@@ -237,7 +237,7 @@ class Collectives:
         _put(tensor, flat)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
-        """`outputs[r]` becomes rank r's tensor."""
+        """Make each `outputs[r]` rank r's tensor."""
         mine = _flat(tensor)
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
         every = [flats.get(rank, mine) for rank in range(self._size)]
@@ -252,7 +252,7 @@ class Collectives:
         outputs[self._rank].copy_(tensor.reshape(outputs[self._rank].shape))
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> None:
-        """On the root, `outputs[r]` becomes rank r's tensor."""
+        """On the root, make each `outputs[r]` rank r's tensor."""
         call = self._call(Operation.gather, tensor, detail=root)
         if self._rank != root:
             self._exchange({root: _flat(tensor)}, {}, call)
@@ -264,7 +264,7 @@ class Collectives:
         outputs[root].copy_(tensor)
 
     def scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> None:
-        """`output` becomes the root's `parts[rank]`."""
+        """Make `output` the root's `parts[rank]`."""
         call = self._call(Operation.scatter, output, detail=root)
         if self._rank == root:
             self._exchange({peer: _flat(parts[peer]) for peer in self._others}, {}, call)
@@ -275,7 +275,7 @@ class Collectives:
         _put(output, flat)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """`outputs[r]` becomes rank r's `parts[rank]`."""
+        """Make each `outputs[r]` rank r's `parts[rank]`."""
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
         call = self._call(Operation.all_to_all, outputs[self._rank])
         self._exchange({peer: _flat(parts[peer]) for peer in self._others}, flats, call)
@@ -296,14 +296,14 @@ class Collectives:
     # --- point to point ----------------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
-        """Send tensors to one peer, which receives in the same order."""
+        """Send tensors to one peer, which receives them in the same order."""
         for tensor in tensors:
             flat = _flat(tensor)
             headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {peer: flat}, {})
             self._mesh.exchange({peer: _view(flat)}, {}, headers=headers, channel=SENDING, deadline=self.deadline)
 
     def receive(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
-        """Receive tensors from one peer. Raises `CollectiveMisuse` when it sends something else first."""
+        """Receive tensors from one peer. Raises `CollectiveMisuse` if the peer sends something else first."""
         with self._receiving[peer]:
             for tensor in tensors:
                 self._receive(tensor, peer, tag)
@@ -315,7 +315,7 @@ class Collectives:
         _put(tensor, flat)
 
     def receive_any(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
-        """Receive from the first peer that sends and that no other receive names; returns its rank."""
+        """Receive from the first peer that sends, leaving out peers that another receive names; returns its rank."""
         until = time.monotonic() + self.deadline
         while True:
             free = [peer for peer in self._others if not self._receiving[peer].locked()]
@@ -333,7 +333,7 @@ class Collectives:
     def _call(
         self, operation: Operation, tensor: torch.Tensor, *, op: Any = None, detail: int = 0, whole: int | None = None
     ) -> Call:
-        """Description of the present call, which the others get before its first bytes."""
+        """Describe the present call; the others get the description before its first bytes."""
         number, self._number = self._number, self._number + 1
         return Call(operation, number, tensor.dtype, 0 if op is None else reductions.number(op), detail, whole)
 
@@ -341,7 +341,7 @@ class Collectives:
         return CallHeader(call, out, into, self._rank, self._mesh.ranks)
 
     def _exchange(self, out: Tensors, into: Tensors, call: Call | None = None) -> None:
-        """Move bytes; with `call`, both sides first exchange and compare headers."""
+        """Send `out` and receive `into`; with `call`, both sides first exchange and compare headers."""
         self._mesh.exchange(
             {peer: _view(tensor) for peer, tensor in out.items()},
             {peer: _view(tensor) for peer, tensor in into.items()},
@@ -350,7 +350,7 @@ class Collectives:
         )
 
     def _exchange_parts(self, out: ByPeer, into: ByPeer, call: Call | None = None) -> None:
-        """The same with several tensors for each peer, whose sizes follow from the call."""
+        """Like `_exchange` with several tensors for each peer, whose sizes follow from the call."""
         self._mesh.exchange(
             {peer: [_view(part) for part in parts] for peer, parts in out.items()},
             {peer: [_view(part) for part in parts] for peer, parts in into.items()},
@@ -359,7 +359,7 @@ class Collectives:
         )
 
     def _room(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """`count` tensors of that size and dtype, in memory that the next call reuses."""
+        """`count` tensors of the size and dtype of `like`, in memory that the next call reuses."""
         size = aligned(like.nbytes)
         if self._scratch.nbytes < size * count:
             self._scratch = torch.empty(size * count, dtype=torch.uint8)
@@ -379,6 +379,6 @@ def _even(flats: Sequence[torch.Tensor]) -> bool:
 
 
 def _put(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Copy a result back to a tensor for which `flat` is a copy."""
+    """Copy a result back into a tensor of which `flat` is a copy."""
     if tensor.data_ptr() != flat.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))

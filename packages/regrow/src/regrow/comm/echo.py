@@ -1,4 +1,4 @@
-"""Collectives answered locally."""
+"""Transport that answers collectives locally."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ from regrow.core.ids import Seconds
 class EchoTransport:
     """Answers every collective locally, as if all ranks had the caller's data.
 
-    This lets a worker build its model and rehearse alone: the results are overwritten when it is admitted. Shapes are
-    right. Data that only a peer has (a received activation, a part of a root's tensor) is zero; Python objects are the
-    caller's own. For a world of one the answers are exact.
+    A worker can thus build its model and rehearse alone: the results are overwritten when it joins the training. Shapes
+    are right. Data that only a peer has (a received activation, a part of a root's tensor) is zero; Python objects are
+    the caller's own. For a world of one rank the answers are exact.
 
     Args:
-        rank: the caller's in the group.
-        size: ranks in the group.
+        rank: the caller's rank in the group.
+        size: number of ranks in the group.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -49,7 +49,7 @@ class EchoTransport:
         }
 
     def form(self, deadline: Seconds) -> None:
-        """Nothing to connect."""
+        """Does nothing: there are no peers to connect to."""
 
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
@@ -64,19 +64,19 @@ class EchoTransport:
         result = args[0] if args else []
         if isinstance(result, torch.Tensor):
             result = [result]
-        # A receive from any source reports a rank other than the caller's.
+        # A receive from any source must report a rank other than the caller's.
         return finished_work(result if isinstance(result, list) else [], source=0 if self._rank else self._size - 1)
 
     def broke(self) -> bool:
-        """False: nothing can fail."""
+        """False: no local answer can fail."""
         return False
 
     def misuse(self) -> CollectiveMisuse | None:
-        """None: nothing can fail."""
+        """None: no local answer can fail."""
         return None
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """Nothing takes long."""
+        """Does nothing: local answers take no time."""
 
     def start_coalescing(self, device: torch.device) -> bool:
         """False: each call is answered at once."""
@@ -87,13 +87,13 @@ class EchoTransport:
         return None
 
     def give_up_coalescing(self) -> None:
-        """No calls were coalesced."""
+        """Does nothing: no calls were coalesced."""
 
     def halt(self) -> None:
-        """Nothing blocks."""
+        """Does nothing: no local answer blocks."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def _broadcast(self, tensors: list[torch.Tensor], opts: Any = None, **_: Any) -> None:
         if opts is not None and opts.rootRank != self._rank:
@@ -143,7 +143,7 @@ def _receive(tensors: list[torch.Tensor], *_: Any, **__: Any) -> None:
 
 
 def _fit(output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> None:
-    """Copy the given elements, as many as fit; the rest is zero, in place of a peer's data."""
+    """Copy the elements of `given` that fit into `output`; the rest becomes zero, in place of a peer's data."""
     if output.numel() == given.numel():
         output.copy_(given.reshape(output.shape))
         return

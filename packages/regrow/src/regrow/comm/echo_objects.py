@@ -1,4 +1,4 @@
-"""Local answers for calls whose answer depends on the calling function of torch.
+"""Local answers to calls for which the answer depends on the torch function that calls.
 
 Most collectives can be answered with the caller's own tensors. Two cannot: Python objects, whose sizes and bytes come
 in separate calls and are read at once; and the vote of a pipeline's stages on whether all know their shapes.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from regrow.comm.torch_private.pipeline import refuse_to_ask, vote_on_shapes
 
 _DEPTH = 24
-"""Number of frames searched for a caller: torch wraps its functions a few times."""
+"""Number of frames searched for a caller, since torch wraps its functions several times."""
 
 
 def _code(function: Any) -> CodeType:
@@ -46,7 +46,7 @@ def callers(depth: int) -> Iterator[FrameType]:
 
 
 def own_objects() -> list[Any] | None:
-    """The list that `broadcast_object_list` sends, if that function is the caller; else None."""
+    """The list that `broadcast_object_list` sends, if the call comes from that function; else None."""
     for frame in callers(_DEPTH):
         if frame.f_code is _SENT_TO_ALL:
             objects: list[Any] = frame.f_locals["object_list"]
@@ -55,10 +55,10 @@ def own_objects() -> list[Any] | None:
 
 
 def answer_special(tensor: torch.Tensor) -> bool:
-    """Fill a tensor that a peer would fill, if the caller reads its content at once; False if not.
+    """Fill a tensor that a peer would fill, if the caller reads its content at once; False if the caller does not.
 
-    Objects are answered with the caller's own, those that a peer would replace. They are pickled and unpickled in this
-    process only.
+    Objects are answered with the caller's own objects, those that a peer would replace. They are pickled and unpickled
+    in this process only.
 
     Raises:
         UsageError: a pipeline would have to learn its shapes from its peers.
@@ -78,7 +78,7 @@ def answer_special(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_asked_shapes(receives: FrameType) -> None:
-    """Handle a stage that asks for shapes: without a vote before torch 2.13, from 2.15 on after a vote by reduction."""
+    """Refuse a stage that asks for shapes. torch before 2.13 asks without a vote, torch 2.15 votes by a reduction."""
     logs = receives.f_back
     asks = logs.f_back if logs is not None else None
     if asks is None or "pipelining" not in asks.f_code.co_filename:

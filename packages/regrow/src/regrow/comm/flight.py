@@ -11,7 +11,7 @@ UNKNOWN = -1
 
 
 class Flights:
-    """Counts collectives that have begun and not ended. From any thread.
+    """Counts collectives that have begun and not ended; may be called from any thread.
 
     `show`: called with their number, and the name of the oldest.
     """
@@ -26,26 +26,26 @@ class Flights:
         self._unseen = 0
         self._idle: Seconds = 0.0
         self._idle_since: Instant | None = time.monotonic()
-        """None while a collective is in flight."""
+        """Time since which no collective is in flight; None while one is."""
 
     @property
     def any_unseen(self) -> bool:
-        """True if some collectives run where their end is not visible."""
+        """True if this process has begun collectives whose end it cannot see (on a GPU)."""
         return self._unseen > 0
 
     @property
     def unseen(self) -> int:
-        """Number of collectives so far whose end is not visible."""
+        """Number of collectives begun so far whose end this process cannot see."""
         return self._unseen
 
     @property
     def only_unseen(self) -> bool:
-        """True if the training thread's state is unknown: no collective is visible, but others may be in flight."""
+        """True if the training thread's state is unknown: only collectives whose end is invisible may be in flight."""
         with self._lock:
             return self._unseen_open and not self._open
 
     def idle(self) -> Seconds:
-        """Time without a collective in flight since the process began; only differences of two calls are meaningful."""
+        """Total time without a collective in flight since the process began; only differences are meaningful."""
         with self._lock:
             since = self._idle_since
             return self._idle + (0.0 if since is None else time.monotonic() - since)
@@ -68,7 +68,7 @@ class Flights:
         return number
 
     def end(self, number: int) -> None:
-        """Note that a collective has finished or failed."""
+        """Note that collective `number` has finished or failed."""
         with self._lock:
             oldest = next(iter(self._open), None) == number
             self._open.pop(number, None)
@@ -78,7 +78,7 @@ class Flights:
                 self._notify()
 
     def begin_unseen(self) -> None:
-        """Note that a collective begins whose end is not visible (on a GPU)."""
+        """Note that a collective begins whose end this process cannot see (on a GPU)."""
         with self._lock:
             self._unseen += 1
             if not self._unseen_open:
@@ -86,7 +86,7 @@ class Flights:
                 self._notify()
 
     def end_unseen(self, unseen: int) -> None:
-        """Note that the first `unseen` of the invisible collectives are done; no effect if more have begun since."""
+        """Note that the first `unseen` invisible collectives are done; has no effect if more have begun since."""
         with self._lock:
             if self._unseen_open and unseen == self._unseen:
                 self._unseen_open = False
@@ -100,4 +100,4 @@ class Flights:
 
 
 FLIGHT = Flights()
-"""The collectives of this process, which one agent watches."""
+"""The collectives of this process, which its agent watches."""

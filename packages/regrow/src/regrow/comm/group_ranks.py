@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankInWorld:
-    """A rank in a world of `world` ranks."""
+    """A rank, and the size of the world in which it has this number."""
 
     rank: int
     world: int
 
 
 def spans(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int) -> bool:
-    """True if a group clearly has the same places of all replicas, of which there are several."""
+    """True if a group certainly has the same places of all replicas, of which there are several."""
     return rank_in_world.world > unit and list(ranks) == _across(ranks, unit, rank_in_world.world)
 
 
@@ -26,10 +26,10 @@ def fixed(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, follow
     """Reason why a group cannot be kept in a world of another size, for people; empty if it can.
 
     Args:
-        ranks: of the group, in its order.
+        ranks: ranks of the group, in its order.
         rank_in_world: one of its ranks, and the world in which it was made.
-        unit: ranks of one replica.
-        follows: True if it has all replicas' ranks, False if it is inside one; None: not known.
+        unit: number of ranks in one replica.
+        follows: True if the group contains ranks of all replicas, False if it is inside one; None: not known.
     """
     if follows or (follows is None and spans(ranks, rank_in_world, unit)):
         return ""
@@ -45,7 +45,7 @@ def fixed(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, follow
 def moved(
     ranks: Sequence[int], before: RankInWorld, after: RankInWorld, unit: int, *, follows: bool | None
 ) -> list[int]:
-    """The group's ranks after its worker changes from `before` to `after`. Only for groups that are not `fixed`."""
+    """Ranks of the group after its worker changes from `before` to `after`; only if `fixed` gives no reason."""
     if follows or (follows is None and spans(ranks, before, unit)):
         return _across(ranks, unit, after.world)
     by = (after.rank // unit - before.rank // unit) * unit

@@ -35,7 +35,7 @@ from regrow.devices import accelerators
 
 @dataclass(frozen=True)
 class Formation:
-    """Data that a worker needs to form its groups of one generation."""
+    """The data from which a worker forms its groups of one generation."""
 
     generation: Generation
     rank: int
@@ -55,27 +55,27 @@ class Groups:
         self.refused_call = ""
         """Name of the last refused collective."""
         self.in_flight = False
-        """True if a collective may still run on a device: one was enqueued since the last wait for all."""
+        """True if a collective may still run on a device: one was enqueued since the last wait for the device."""
         self.draining = False
-        """While set, collectives of a halted generation run on data that had arrived before the halt."""
+        """While True, collectives of a halted generation run on data that had arrived before the halt."""
         self.moments = Moments()
-        """The observers' methods that are called at each moment; see `observers`."""
+        """Methods of observers, by the moment at which they are called; see `observers`."""
         self.tape: Tape | None = None
-        """Notified of each collective, whoever answers it."""
+        """Records each collective of a body, whether peers or this process answer it."""
         self.early: EarlyReads | None = None
-        """Notes who asks a group for its rank or size, while these may still change."""
+        """Notes reads of a group's rank or size by the script, while these may still change."""
         self.on_leaving: Callable[[], None] | None = None
         """Called before the script destroys the group of all ranks."""
         self.between: CallTaker | None = None
-        """Gets each call of a collective first, and may take it over."""
+        """Gets each collective first, and may answer it in place of the peers; None: no such object."""
         self.set_up: SetUp | None = None
-        """Handles the script's collectives until its loop."""
+        """Handles the script's collectives until its loop; None after that."""
         self.past: PastCalls | None = None
-        """Records answers between two steps, and repeats them for a worker that gets there later."""
+        """Records answers between two steps, and repeats them for a worker that reaches that code later."""
         self.in_hook = ""
-        """Name of the running hook of the script, which may run less often on a replaced rank; else empty."""
+        """Name of the script's hook that is running, which may run less often on a replaced rank; else empty."""
         self.unit = 1
-        """Ranks of one replica."""
+        """Number of ranks in one replica."""
         self._observers: tuple[CallObserver, ...] = ()
         self._groups: list[RegrowGroup] = []
         self._followers: list[object] = []
@@ -104,8 +104,8 @@ class Groups:
 
         Args:
             rank: this worker's rank, provisional for a standby.
-            world: ranks in the world.
-            formation: the generation to connect to; None: an echo world, until `form` is called.
+            world: number of ranks in the world.
+            formation: the generation to connect to; None: answer locally until `form` is called.
             form_s: deadline for forming one group, in seconds.
 
         Raises `UsageError` if this torch lacks names that regrow uses.
@@ -126,13 +126,13 @@ class Groups:
         sys.excepthook = hook  # torch's hook adds a traceback of its own; an agent shows the script's error once
 
     def make(self, wanted: Wanted, rank: int, *, run_s: Seconds, devices: bool = True) -> RegrowGroup:
-        """A new group of the script's, on an echo transport or on the present generation.
+        """Make a group for the script, which answers locally or belongs to the present generation.
 
         Args:
             wanted: its name, its ranks in the world, and options.
             rank: this worker's rank in the group.
             run_s: time limit of one of its collectives, in seconds.
-            devices: serve devices by their own library, and not everything by the processor.
+            devices: True: tensors on devices use their own library (NCCL); False: all tensors use the socket mesh.
         """
         self._refuse_in_hook("makes")
         group = RegrowGroup(self, wanted, rank, run_s=run_s, devices=devices)
@@ -169,7 +169,7 @@ class Groups:
         transport.form(self._form_s)
 
     def destroy(self, group: RegrowGroup) -> None:
-        """For a group that the script destroys: call `on_leaving` for the default group, then forget it."""
+        """Forget a group that the script destroys, after calling `on_leaving` if it is the default group."""
         self._refuse_in_hook("destroys")
         if self.on_leaving is not None and self._groups and group is self._groups[0]:
             self.on_leaving()
@@ -205,12 +205,12 @@ class Groups:
     def form(self, formation: Formation, is_halted: Callable[[], bool]) -> Seconds:
         """Form every group anew, in the order in which the script made them; returns the duration in seconds.
 
-        Raises `GenerationHalted` when `halt` is called meanwhile, or was before (`is_halted`).
+        Raises `GenerationHalted` when `halt` is called meanwhile, or was called before (`is_halted`).
         """
         started = time.monotonic()
         self.retire()
         if nccl.available():
-            accelerators.give_back_memory()  # connections need memory beside torch, which may have kept all
+            accelerators.give_back_memory()  # connections need memory beside torch's, which may have kept all of it
         self._open(formation)
         if is_halted():
             self.halt()
@@ -236,23 +236,23 @@ class Groups:
                 group.take_rank(group.ranks.index(rank))
 
     def _follow(self, rank_in_world: RankInWorld) -> None:
-        """Give all groups their ranks in a world of another size, or around another rank."""
+        """Give all groups their ranks in a world of another size, or for another rank of this worker."""
         before, self._rank_in_world = self._rank_in_world, rank_in_world
         for group in self._groups:
             follows = self._follows(group)
             if before == rank_in_world or fixed(group.ranks, before, self.unit, follows=follows):
                 continue
             if follows is None:
-                # In a world of one replica it could not be recognised any more.
+                # In a world of one replica the group could not be recognized any more.
                 known = self._followers if spans(group.ranks, before, self.unit) else self._inside
                 known.append(group)
             group.resize(moved(group.ranks, before, rank_in_world, self.unit, follows=follows))
             internals.name_ranks(group, group.ranks)
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
-        """Declare which groups have the ranks of all replicas, and which are inside one.
+        """Declare which groups contain ranks of all replicas (`across`), and which are inside one replica.
 
-        That cannot be recognised while there is only one replica.
+        The ranks of a group do not show that while there is only one replica.
         """
         self._followers.extend(across)
         self._inside.extend(inside)
@@ -263,7 +263,7 @@ class Groups:
         return False if any(group is each for each in self._inside) else None
 
     def take_over(self, between: CallTaker) -> None:
-        """Have `between` get each call of a collective first, and its `past` record the answers."""
+        """Let `between` get each collective first, and let `between.past` record the answers."""
         self.between, self.past = between, between.past
 
     def fixed(self) -> str:
@@ -275,11 +275,11 @@ class Groups:
 
     @property
     def count(self) -> int:
-        """Number of groups that this worker is in."""
+        """Number of groups to which this worker belongs."""
         return len(self._groups)
 
     def vote(self) -> None:
-        """Return when every rank of the world has called this in this generation. Raises errors of collectives."""
+        """Wait until every rank of the world has called this in this generation. Raises errors of collectives."""
         self._groups[0].forward("barrier", (), {}).wait()
 
     def least(self, mine: torch.Tensor) -> torch.Tensor:
@@ -297,11 +297,11 @@ class Groups:
         return gathered
 
     def serves(self, generation: Generation) -> bool:
-        """True if the groups already serve this generation: the first workers form theirs while they build."""
+        """True if the groups already belong to this generation: the first workers form theirs while they build."""
         return self._formation is not None and self.generation == generation and not self.halted
 
     def halt(self) -> None:
-        """End everything that is blocked in a collective, and refuse new ones. From any thread."""
+        """End every call that is blocked in a collective, and refuse new ones. From any thread."""
         with self._lock:
             self.halted = True
             transports = [group.transport for group in self._groups if group.transport is not None]
@@ -312,14 +312,14 @@ class Groups:
             transport.halt()
 
     def retire(self) -> None:
-        """Halt and free the transports and the store of the former generation."""
+        """Halt the former generation, and free its transports and its store."""
         with self._lock:
             transports = [group.transport for group in self._groups if group.transport is not None]
             for group in self._groups:
                 group.transport = None
                 group.forget_coalescing()
             store, self._store = self._store, None
-        # Calls that were being coalesced when the step was given up: torch would add later calls to them.
+        # Calls that were being coalesced when the step was abandoned: torch would add later calls to them.
         internals.calls_being_coalesced().clear()
         for transport in transports:
             transport.halt()

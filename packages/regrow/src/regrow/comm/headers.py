@@ -21,7 +21,7 @@ BYTES = _FORMAT.size
 
 
 class Operation(enum.IntEnum):
-    """Operation that is called; the names are torch's."""
+    """The collective that is called; the names are torch's."""
 
     all_reduce = 1
     reduce = 2
@@ -56,7 +56,7 @@ _DTYPES: tuple[torch.dtype, ...] = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-"""A dtype is sent as its index here; any other as 255, and is then compared by its bytes alone."""
+"""A dtype is sent as its index here; any other dtype as 255, and is then compared by its bytes alone."""
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _UNKNOWN = 255
 _ROOTED = {Operation.reduce, Operation.gather, Operation.scatter, Operation.broadcast}
@@ -64,14 +64,14 @@ _REDUCING = {Operation.all_reduce, Operation.reduce, Operation.reduce_scatter, O
 
 
 class Call(NamedTuple):
-    """One call of one rank.
+    """One call of a collective on one rank.
 
     Attributes:
         number: number of earlier calls of this rank on this group, in this generation.
-        dtype: of its tensors.
+        dtype: dtype of its tensors.
         reduction: torch's number of the reduction; 0 if nothing is reduced.
         detail: the root's rank in the group, the tag of a send, or the micro-batches of a tree.
-        whole: bytes of the tensor, if all ranks' have one size; None: it depends on the peer.
+        whole: size of the tensor in bytes, if it is the same on all ranks; None: it depends on the peer.
     """
 
     operation: Operation
@@ -95,15 +95,15 @@ class Call(NamedTuple):
     def check(self, header: bytes, count: int, mine: int, peer: int, ranks: Sequence[int]) -> None:
         """Check that a peer makes the same call, when `count` bytes are expected from it.
 
-        The dtype counts if numbers are added up. Otherwise bytes are copied, and another view of them is no mistake.
+        The dtype must be equal if numbers are added up. Otherwise bytes are copied, and may have another dtype.
 
         Args:
             mine: this rank's number in the group.
             peer: sender of the header.
-            ranks: of the group, in the world; empty: not known.
+            ranks: ranks of the group in the world; empty: not known.
 
         Raises:
-            CollectiveMisuse: the calls differ; the message has both.
+            CollectiveMisuse: the calls differ; the message describes both.
         """
         expected = self.pack(count)
         if header == expected:
@@ -124,13 +124,13 @@ class Call(NamedTuple):
 
 
 class CallHeader:
-    """The headers of one call: those for each peer, and the expected ones of each peer.
+    """The headers of one call: those to send to each peer, and those expected from each peer.
 
     Args:
         out: tensors to send, by peer.
         into: tensors to receive, by peer.
-        rank: this worker's in the group.
-        ranks: of the group, in the world; empty: not known.
+        rank: this worker's rank in the group.
+        ranks: ranks of the group in the world; empty: not known.
     """
 
     size = BYTES
@@ -142,11 +142,11 @@ class CallHeader:
         self._same = None if call.whole is None else call.pack(0)
 
     def before(self, peer: int) -> bytes:
-        """Header that a peer gets before its bytes."""
+        """The header that is sent to a peer before its bytes."""
         return self._same or self._call.pack(self._out[peer].nbytes)
 
     def check(self, peer: int, header: Header) -> None:
-        """Raises `CollectiveMisuse` if a peer makes another call."""
+        """Check the header from a peer. Raises `CollectiveMisuse` if the peer makes another call."""
         if self._same is None or header != self._same:
             count = self._into[peer].nbytes if self._same is None else 0
             self._call.check(bytes(header), count, self._rank, peer, self._ranks)
@@ -163,7 +163,7 @@ def _other_message(header: bytes, sender: int, tag: int, count: int) -> str:
 
 
 def describe(header: bytes) -> str:
-    """A header for people, such as "all_reduce (SUM) of 2 float32, its 7th call"."""
+    """Describe a header for people, such as "all_reduce (SUM) of 2 float32, its 7th call"."""
     operation, code, reduction, detail, number, size = _FORMAT.unpack(header)
     known = operation in set(Operation)
     name = Operation(operation).name if known else f"operation {operation}"

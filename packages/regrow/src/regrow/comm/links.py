@@ -24,7 +24,7 @@ from regrow.core.net import Listener, connect, hang_up, listen, same_secret
 from regrow.core.strangers import refused
 
 COLLECTIVES, SENDING, RECEIVING = 0, 1, 2
-"""Purposes of connections; the last two are the two ends of one."""
+"""Purposes of connections. A connection that is `SENDING` at one end is `RECEIVING` at the other."""
 _HELLO = struct.Struct("!32sII")
 _HELLO_S: Seconds = 10.0
 _BUFFER_BYTES = 4 << 20
@@ -67,9 +67,9 @@ class Links:
     ranks: Sequence[int] = ()
     halted: bool = False
     made: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
-    """By peer and purpose."""
+    """The connections, by peer and purpose."""
     _passing: set[socket.socket] = field(default_factory=set)
-    """Further sockets that `halt` shuts down: the bell, and connections that are not identified yet."""
+    """Further sockets that `halt` shuts down: the bell, and connections whose caller is not identified yet."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -78,7 +78,7 @@ class Links:
         self._ring: socket.socket | None = None
 
     def open(self) -> None:
-        """Listen, and publish the address. Raises `GenerationHalted` or `OSError`."""
+        """Listen, and publish this rank's address. Raises `GenerationHalted` or `OSError`."""
         bell, ring = socket.socketpair()
         with self._changed:
             if self.halted:
@@ -133,7 +133,7 @@ class Links:
                 self._changed.notify_all()
 
     def lost(self, peer: int) -> Exception:
-        """Error for a peer whose connection has ended."""
+        """The error to raise when the connection to this peer has ended."""
         if self.halted:
             return GenerationHalted(f"{self.name}: this generation is over")
         return PeerLost(f"{self.name}: the connection to rank {peer} ended")
@@ -142,7 +142,7 @@ class Links:
 
     @contextlib.contextmanager
     def _passes(self, sock: socket.socket) -> Iterator[None]:
-        """Context in which `halt` ends calls that block in the socket. It is closed afterwards, unless it is kept."""
+        """Context in which `halt` ends calls that block in the socket. Closes it at the end, unless the socket is kept."""
         with self._changed:
             self._passing.add(sock)
             halted = self.halted
@@ -172,7 +172,7 @@ class Links:
         listener, ring = self._listener, self._ring
         if self.halted or listener is None or ring is None:
             raise GenerationHalted(f"{self.name}: this generation is over")
-        # Linux does not wake a poll of a listening unix socket when that is shut down: hence the bell.
+        # Linux does not wake a poll of a listening unix socket when the socket is shut down: hence the bell.
         poller = select.poll()
         for sock in (listener.sock, ring):
             poller.register(sock, select.POLLIN)
@@ -203,7 +203,7 @@ class Links:
             self._keep(sock, peer, channel)
 
     def _hello(self, sock: socket.socket, until: float) -> bytes:
-        """First bytes of a caller; too short if it ends the connection, or takes too long."""
+        """The first bytes from a caller; too short if it ends the connection, or takes too long."""
         latest = min(until, time.monotonic() + _HELLO_S)
         hello = b""
         while len(hello) < _HELLO.size:
@@ -234,7 +234,7 @@ class Links:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def halt(self) -> None:
-        """End every call that is blocked in a connection, or waits for one; from any thread."""
+        """End every call that is blocked in a connection or waits for one; from any thread."""
         with self._changed:
             self.halted = True
             socks = [*self.made.values(), *self._passing]

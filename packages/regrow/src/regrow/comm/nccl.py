@@ -1,7 +1,7 @@
-"""NCCL as a transport, or another accelerator's library: aborted from another thread, then made anew.
+"""NCCL, or another accelerator's library, as a transport that is aborted from another thread and then made anew.
 
 Two transports serve a job on devices: NCCL for their tensors, the mesh for those in host memory. Groups of other
-accelerators are made by torch's own registration (`Backend.register_backend`). Without either, nothing here is used.
+accelerators are made by torch's own registration (`Backend.register_backend`). Unused without such a library.
 """
 
 import ctypes
@@ -39,24 +39,24 @@ _OURS = {
     "TORCH_NCCL_PROPAGATE_ERROR": "0",  # else it reports an error to all ranks by the store, and they end themselves
     "TORCH_NCCL_BLOCKING_WAIT": "0",  # else a wait raises by its own clock, and not when the generation is over
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a process whose abort takes long is ended
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread asks the store each second, even after the generation
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread reads the store each second, even after the generation
 }
 """Settings that keep NCCL from ending the process while regrow aborts and re-forms; they override the environment."""
 
 LEAVE_S: Seconds = 10.0
-"""Longest wait at the end of a process for the work that it has enqueued."""
+"""Longest time that an ending process waits for the work that it has enqueued."""
 ASK_S: Seconds = 1.0
-"""Interval of checks for errors that groups have noticed themselves."""
+"""Interval between checks for errors that groups have noticed themselves."""
 ABORT_S: Seconds = 60.0
-"""Longest wait for an abort, until the device has given up its work."""
+"""Longest time that an abort may take until the device has given up its work."""
 _MEETING = 0x6E63636C
-"""Tag of the messages by which two ranks meet."""
+"""Tag of the messages by which two ranks wait for each other before their first NCCL call."""
 _ALL = -1
 _living: list[Communicator] = []
 
 
 def available() -> bool:
-    """True if this torch has NCCL and sees a GPU, or another accelerator with groups of its own."""
+    """True if this torch has NCCL and sees a GPU, or has another accelerator with groups of its own."""
     return nvidia.nccl_available() or bool(brought_for(accelerators.kind()))
 
 
@@ -71,7 +71,7 @@ Connect = Callable[[Store, int, int, Seconds, Wanted], Communicator]
 
 
 def connect(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
-    """A communicator of NCCL, or of the accelerator's library; it connects at its first collective."""
+    """Make a communicator of NCCL, or of the accelerator's library; it connects at its first collective."""
     if brought_for(accelerators.kind()):
         return make_brought(accelerators.kind(), store, rank, size, run_s, wanted)
     settle_environment(keeps_nccl_settings())
@@ -79,9 +79,9 @@ def connect(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) 
 
 
 def _stays(inner: Communicator) -> None:
-    """Never destroy it: its destructor waits for its threads, which wait for the GIL, as the store is a Python object.
+    """Never destroy the communicator: its destructor waits for its threads, which wait for the GIL to call the store.
 
-    Dropping the last reference with the GIL held can hang, and at the interpreter's end crash.
+    Dropping the last reference with the GIL held can hang, and can crash at the interpreter's end.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
@@ -89,7 +89,7 @@ def _stays(inner: Communicator) -> None:
 def _leave() -> None:
     """At exit, end the communicators while the interpreter still exists, as their threads may call the store.
 
-    Enqueued work is awaited first: peers may need it.
+    Wait for enqueued work first, because peers may need it.
     """
     if not _living:
         return
@@ -112,7 +112,7 @@ at_exit(_leave)
 
 
 class CheckedGroup(Protocol):
-    """A communicator that is checked for errors."""
+    """A communicator whose errors `DeviceErrors` checks."""
 
     @property
     def aborting(self) -> bool:
@@ -130,18 +130,18 @@ class DeviceErrors:
     The training thread may be blocked: when a link, a port or a peer is lost, a wait for the device never ends.
 
     Args:
-        living: the present groups.
+        living: returns the present groups.
     """
 
     def __init__(self, living: Sequence[CheckedGroup]) -> None:
         self._living = living
         self.report: Callable[[str], None] | None = None
-        """Called with an error that no abort of regrow's has caused; once for each group. From a thread of its own."""
+        """Called with an error that no abort of regrow's has caused, once for each group, from a thread of its own."""
         self._reported: list[CheckedGroup] = []
         self._asking: threading.Thread | None = None
 
     def watch(self) -> None:
-        """Start the checks: there is a group."""
+        """Start the checks, because there is now a group."""
         if self._asking is None:
             self._asking = threading.Thread(target=self._ask_always, name="regrow-device-errors", daemon=True)
             self._asking.start()
@@ -170,8 +170,8 @@ ERRORS = DeviceErrors(_living)
 class NcclTransport:
     """NCCL for a device's tensors and the mesh for those in host memory, as one transport.
 
-    Before their first NCCL call ranks meet on the mesh: NCCL waits for ever, and cannot be aborted, if a rank to which
-    it connects has died before.
+    Before their first NCCL call, ranks wait for each other on the mesh: NCCL waits for ever, and cannot be aborted, if
+    a rank to which it connects has died before.
 
     Args:
         run_s: time limit of one collective, in seconds.
@@ -212,9 +212,9 @@ class NcclTransport:
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Run one method, by NCCL if its first tensor is on a GPU; a coalesced call returns no finished work.
+        """Run one method, by NCCL if its first tensor is on a GPU; returns unfinished work for a coalesced call.
 
-        `done` is called when the answer is available to work that is enqueued next.
+        `done` is called when the answer is available to work that is enqueued afterwards.
         """
         if self._inner is not None and on_device(args):
             if self._coalescing is not None:
@@ -244,7 +244,7 @@ class NcclTransport:
         return work
 
     def _meet(self, peer: int) -> None:
-        """Return when that rank, or all of the group, reach their first call too. Raises errors of collectives."""
+        """Wait until that rank, or all of the group, reach their first call too. Raises errors of collectives."""
         if peer in self._met or peer == self._rank:
             return
         if peer == _ALL:
@@ -278,7 +278,7 @@ class NcclTransport:
     def give_up_coalescing(self) -> None:
         """Close an open `start_coalescing`: NCCL keeps it open for the thread, and would add later calls to it.
 
-        Raises `StateError` if NCCL refuses: torch then counts this thread as inside for ever.
+        Raises `StateError` if NCCL refuses, so that torch would count this thread as coalescing for ever.
         """
         device = self._coalescing
         if device is None:
@@ -303,7 +303,7 @@ class NcclTransport:
         return self._mesh.broke() or (self._inner is not None and self._inner.error() != "")
 
     def misuse(self) -> CollectiveMisuse | None:
-        """The first error in the script's own calls on the mesh; NCCL raises its own."""
+        """The first error in the script's own calls on the mesh; NCCL raises its errors itself."""
         return self._mesh.misuse()
 
     def halt(self) -> None:
@@ -313,7 +313,7 @@ class NcclTransport:
             self._inner.begin_abort()
 
     def close(self) -> None:
-        """Free both. Raises `DeadlineExceeded` if the device does not give up its collective."""
+        """Free the mesh and the communicator. Raises `DeadlineExceeded` if the device does not give up its work."""
         inner, self._inner = self._inner, None
         self._mesh.close()
         if inner is None:
@@ -329,7 +329,7 @@ class NcclTransport:
 
 
 def serves(device: torch.device) -> bool:
-    """True if NCCL or a similar library serves collectives on tensors of this device."""
+    """True if NCCL or a similar library runs collectives on tensors of this device."""
     return nvidia.is_one(device) or (accelerators.is_accelerator(device) and bool(brought_for(device.type)))
 
 

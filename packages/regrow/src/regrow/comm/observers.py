@@ -2,7 +2,7 @@
 
 A call passes them in this order: `CallObserver.called`, wherever it will be answered; `CallTaker`, which may take it
 over; then, if peers answer it, `CallObserver.starts`, `Tape.record` and `CallObserver.answered`. Until the script's
-loop `SetUp` wraps these last ones; an echo, and `PastCalls`, take their place.
+loop, `SetUp` wraps the last three. An echo, and `PastCalls`, replace them.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,12 +14,12 @@ POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
 class AskedCollective(NamedTuple):
-    """A collective that the script calls. `size`: of its group."""
+    """A collective that the script calls. `size`: number of ranks in its group."""
 
     name: str
     size: int
     echoed: bool
-    """True if it would be answered locally."""
+    """True if the collective would be answered locally."""
     answer: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
     """Makes the call, with the given arguments."""
     args: tuple[Any, ...]
@@ -27,7 +27,7 @@ class AskedCollective(NamedTuple):
 
 
 class CountedGroup(Protocol):
-    """A group as observers of its collectives see it; see `RegrowGroup`. `calls`: before the present one."""
+    """A group as observers of its collectives see it; see `RegrowGroup`. `calls`: those before the present one."""
 
     number: int
     sign: int
@@ -54,7 +54,7 @@ class CallObserver:
 
 
 class Moments(NamedTuple):
-    """Methods to call at each moment: those that observers override, in their order."""
+    """The methods that observers override, by the moment at which they are called, in the order of observers."""
 
     called: tuple[Callable[[str, int], None], ...] = ()
     starts: tuple[Callable[[CountedGroup, str, tuple[Any, ...], dict[str, Any]], None], ...] = ()
@@ -62,7 +62,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, observers: Iterable[CallObserver]) -> "Moments":
-        """The overridden methods of these observers."""
+        """The methods that these observers override."""
         mine = tuple(observers)
         return cls(
             tuple(each.called for each in mine if type(each).called is not CallObserver.called),
@@ -72,13 +72,13 @@ class Moments(NamedTuple):
 
 
 class CallTaker(Protocol):
-    """Takes over calls of collectives that are made between two steps."""
+    """Answers, in place of the groups, collectives that are called between two steps."""
 
     past: PastCalls
-    """Records the answers there, and repeats them for a worker that gets there later."""
+    """Records the answers there, and repeats them for a worker that reaches that code later."""
 
     def work_of(self, call: AskedCollective) -> Any:
-        """The work of a call that is taken over; None: call it like any other."""
+        """The work of a call that is taken over; None: make the call as usual."""
 
 
 Done = Callable[[], None]
@@ -86,13 +86,13 @@ Done = Callable[[], None]
 
 
 class Tape(Protocol):
-    """Records the collectives of a body."""
+    """Records the collectives of a step's body."""
 
     def record(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        """Note a call of a collective. Call the result, if any, when the answer is in the tensors of `args`.
+        """Note a call of a collective. Call the returned function, if any, when the answer is in the tensors of `args`.
 
         Args:
-            group: number of the group among this worker's, in the order in which the script made them.
-            rank: this worker's in that group.
+            group: number of the group among this worker's groups, in the order in which the script made them.
+            rank: this worker's rank in that group.
             name, args, options: of the call.
         """

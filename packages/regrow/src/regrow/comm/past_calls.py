@@ -1,8 +1,8 @@
 """Collectives between two steps: recorded when they are answered, and repeated for a worker that gets there later.
 
-A rank that is replaced runs alone the code that the others have run since the last step. Local answers would be its own
-data, so it gets the recorded answers of the others. If an answer is on one rank only, a call differs, or there is more
-than was recorded, the difference is reported as a doubt, and the job does not end as if nothing had happened.
+The new worker of a replaced rank runs alone the code that the others have run since the last step. Local answers would
+be its own data, so it gets the recorded answers of the others. If an answer is on one rank only, a call differs, or
+there are more calls than were recorded, the difference is reported as a doubt about the job's result.
 """
 
 import threading
@@ -21,13 +21,13 @@ from regrow.comm.work import finished_work
 from regrow.core.errors import ProtocolError
 
 MOST_BYTES = 16 << 20
-"""Most bytes of answers kept since the last step."""
+"""Most bytes of answers that are kept since the last step."""
 _OF_STATE = ("gather", "scatter", "all_to_all", "alltoall")
 """Parts of the names of collectives by which wrappers assemble a state that no single rank has."""
 
 
 class PastCall(msgspec.Struct, array_like=True):
-    """One call. `known`: its answer is recorded, and the same on all ranks; else `why` it is not."""
+    """One call. `known`: its answer is recorded and is the same on all ranks; otherwise `why` gives the reason."""
 
     note: Note
     known: bool = False
@@ -35,7 +35,7 @@ class PastCall(msgspec.Struct, array_like=True):
 
 
 class PastPart(msgspec.Struct, array_like=True):
-    """The calls in the restartable function `number`, or, if `behind`, after it and before the next one."""
+    """The calls in the restartable function `number` or, if `behind`, after that function and before the next one."""
 
     number: int
     behind: bool
@@ -43,7 +43,7 @@ class PastPart(msgspec.Struct, array_like=True):
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Position among the parts."""
+        """Position of this part among the parts."""
         return self.number, self.behind
 
 
@@ -64,25 +64,25 @@ class PastCalls:
         self._at: tuple[int, bool] = (0, True)
         self._bytes = 0
         self.notes = False
-        """True if the present calls follow a step, and are recorded."""
+        """True if the present calls come after a step, and are recorded."""
         self._left: Iterator[PastCall] | None = None
         self._lock = threading.Lock()
 
     # --- the script's position ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note that a step was committed: later calls belong to the code after it."""
+        """Note that a step was committed: later calls belong to the code after that step."""
         with self._lock:
             self._parts, self._at, self._bytes = {}, (0, True), 0
         self.notes = True
 
     def end(self) -> None:
-        """Note that a step begins, or the loop is over: the record stays until the next commit."""
+        """Note that a step begins, or that the loop is over; the record stays until the next commit."""
         self.notes = False
 
     @contextmanager
     def function(self, number: int) -> Iterator[None]:
-        """Context for calls of that function; earlier calls in it are dropped."""
+        """Context for the calls in restartable function `number`; its earlier calls in the record are dropped."""
         before, self._at = self._at, (number, False)
         if self.notes:
             with self._lock:
@@ -94,10 +94,10 @@ class PastCalls:
 
     @contextmanager
     def again(self, number: int | None = None) -> Iterator[None]:
-        """Context in which calls that are answered locally get the others' answers.
+        """Context in which this worker's calls get the others' recorded answers.
 
         Args:
-            number: of the function that is called; None: all since the last step.
+            number: the restartable function that is called; None: all code since the last step.
         """
         with self._lock:
             parts = [self._parts[place] for place in sorted(self._parts) if number is None or place == (number, False)]
@@ -112,7 +112,7 @@ class PastCalls:
     def record(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Callable[[], None] | None:
-        """Note a collective that all ranks answer. Call the result, if any, when the answer has arrived."""
+        """Note a collective that all ranks answer. Call the returned function, if any, when the answer has arrived."""
         if not self.notes:
             return None
         call = calls.read(name, args, options, group.place)
@@ -142,7 +142,7 @@ class PastCalls:
     # --- exchange with other workers ---------------------------------------------------------------------------
 
     def encoded(self) -> bytes:
-        """The record that a newcomer needs; empty if there is none."""
+        """The record in the form that a newcomer receives; empty if there is no record."""
         with self._lock:
             parts = [self._parts[place] for place in sorted(self._parts)]
         return msgspec.msgpack.encode(parts) if parts else b""
@@ -159,7 +159,7 @@ class PastCalls:
     # --- answering ---------------------------------------------------------------------------------------------
 
     def answer(self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work | None:
-        """The work of a call, with the others' answer; None: it must be answered locally."""
+        """The work of a call, with the others' recorded answer; None: answer the call locally."""
         if self._left is None or len(group.ranks) == 1:
             return None
         call = calls.read(name, args, options, group.place)

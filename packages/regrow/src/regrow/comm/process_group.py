@@ -53,7 +53,7 @@ _COLLECTIVES = (
 
 
 class Owner(Protocol):
-    """All groups of the worker, as one group sees them: `regrow.comm.groups.Groups`."""
+    """All groups of the worker, as one group uses them: an interface of `regrow.comm.groups.Groups`."""
 
     generation: Generation
     halted: bool
@@ -78,7 +78,7 @@ class Owner(Protocol):
 
 
 class RegrowGroup(ProcessGroup):
-    """A process group that forwards to a transport, which can be replaced.
+    """A process group that forwards calls to a transport, which can be replaced.
 
     DDP and all functions of `torch.distributed` hold this object; they never see the transport.
     """
@@ -95,23 +95,23 @@ class RegrowGroup(ProcessGroup):
         self.run_s = run_s
         """Time limit of one collective."""
         self.key = wanted.name
-        """Name in the store: the same on all of its ranks, and unique in a generation."""
+        """Name of the group in the store: the same on all of its ranks, and unique in a generation."""
         self.number = 0
-        """Number among this worker's groups, in the order in which the script made them."""
+        """Number of this group among this worker's groups, in the order in which the script made them."""
         self.sign = 0
-        """The key as a number."""
+        """The group's `key` as a number."""
         self.calls = 0
-        """Collectives of this generation, without sends and receives: the same number on all ranks."""
+        """Number of collectives in this generation, without sends and receives; the same on all ranks."""
         self._place, self._count = rank, size
         self.transport: Transport | None = None
         self.echo: EchoTransport | None = None
-        """While set, it answers instead of the transport."""
+        """Answers in place of the transport, while it is set."""
         self._coalescing: list[Work] | None = None
         self._coalesced_by: Transport | None = None
 
     @property
     def place(self) -> int:
-        """This worker's rank in the group, for callers other than the script."""
+        """This worker's rank in the group, read by regrow; a read by the script, `rank`, is noted."""
         return self._place
 
     def take_rank(self, rank: int) -> None:
@@ -163,11 +163,11 @@ class RegrowGroup(ProcessGroup):
         return [torch.device(kind) for kind in accelerators.kinds() if kind != nvidia.KIND or nccl.available()]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Backend of a device: this group itself."""
+        """Backend of a device: this group itself, for every device."""
         return self
 
     def forget_coalescing(self) -> None:
-        """Drop the calls that are being coalesced: their generation is over, or one of them has failed."""
+        """Drop the calls that are being coalesced, because their generation is over or one of them has failed."""
         transport, self._coalescing, self._coalesced_by = self._coalesced_by, None, None
         if transport is not None:
             transport.give_up_coalescing()
@@ -206,10 +206,10 @@ class RegrowGroup(ProcessGroup):
             transport.set_timeout(self.run_s)
 
     _set_default_timeout = set_timeout
-    """Name under which `torch.distributed` calls it."""
+    """The same method under the name by which `torch.distributed` calls it."""
 
     def shutdown(self) -> None:
-        """For the script, which destroys this group: it is not formed again."""
+        """Forget the group, which the script destroys: it is not formed again."""
         self._groups.destroy(self)
 
     def abort(self) -> None:
@@ -219,13 +219,13 @@ class RegrowGroup(ProcessGroup):
     def forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Run one method on the transport. Raises `GenerationHalted` at once if the generation is over.
 
-        Raises `CollectiveMisuse` if the call cannot be right, before any of it is sent.
+        Raises `CollectiveMisuse` before anything is sent, if the call cannot be right.
         """
         try:
             return self._forward(name, args, options)
         except BaseException:
             if self._coalesced_by is not None:
-                self.forget_coalescing()  # torch's manager does not close what it has opened
+                self.forget_coalescing()  # torch's manager does not close the batch that it has opened
             raise
 
     def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -288,7 +288,7 @@ class RegrowGroup(ProcessGroup):
 
 
 def _enqueued(transport: Transport, args: tuple[Any, ...]) -> bool:
-    """True if a call may still run on a device after a wait for its work; calls on the mesh never do."""
+    """True if a call may still run on a device after a wait for its work; never for calls on the socket mesh."""
     device = None if isinstance(transport, MeshTransport) else device_of(args)
     return device is not None and accelerators.is_accelerator(device)
 

@@ -33,17 +33,17 @@ _OF_REAL = {int(_KINDS.MIN), int(_KINDS.MAX), int(_KINDS.PRODUCT)}
 
 
 def number(op: Any) -> int:
-    """Torch's number of a reduction, with or without a factor."""
+    """Torch's number of a reduction that is given with or without a factor."""
     return int(op.op if hasattr(op, "op") else op)
 
 
 def name(kind: int) -> str:
-    """Torch's name for the reduction of this number."""
+    """Torch's name of the reduction with this number."""
     return _NAMES.get(kind, str(kind))
 
 
 def factor(op: Any) -> Any:
-    """Factor of each rank's tensor before the sum; None if there is none."""
+    """Factor by which each rank's tensor is multiplied before the sum; None if there is none."""
     if number(op) != _PREMUL_SUM or not hasattr(op, "op"):
         return None
     kept: tuple[Any, Any] = op.__getstate__()  # as torch itself sends it to another process
@@ -51,7 +51,7 @@ def factor(op: Any) -> Any:
 
 
 def combine(kind: int) -> Combine:
-    """Function that reduces the right tensor into the left one in place. `kind`: the reduction's number."""
+    """The function that reduces its right tensor into its left one in place. `kind`: the reduction's number."""
     return _COMBINES[kind]
 
 
@@ -70,7 +70,7 @@ def finish(kind: int, flat: torch.Tensor, size: int) -> None:
 
 
 def check(op: Any, tensor: torch.Tensor) -> None:
-    """Check that tensors of this kind can be reduced in this way. Raises `CollectiveMisuse`."""
+    """Check that a tensor can be reduced by `op`. Raises `CollectiveMisuse`."""
     kind, dtype = number(op), tensor.dtype
     asked = f"{name(kind)} of {str(dtype).removeprefix('torch.')}"
     if kind not in _COMBINES:

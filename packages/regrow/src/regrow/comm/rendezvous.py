@@ -1,7 +1,7 @@
 """`env://` on the job's own store: for every script that an agent starts, even one that does not use regrow.
 
-torch would have rank 0 listen on MASTER_ADDR:MASTER_PORT and all others connect to it. Here nobody listens: each worker
-asks its own node's agent. A script that changes MASTER_ADDR or MASTER_PORT wants a rendezvous of its own and gets
+torch would have rank 0 listen on MASTER_ADDR:MASTER_PORT and all others connect to it. Here no rank listens: a worker
+uses its own node's agent. A script that changes MASTER_ADDR or MASTER_PORT wants a rendezvous of its own and gets
 torch's, and so does a process that no agent started.
 """
 
@@ -36,7 +36,7 @@ class EnvRendezvous:
         self._held: Counter[int] = Counter()
         self._connections: Connections | None = None
         self._stores: list[AgentStore] = []
-        """Kept alive here, because torch keeps only the C++ half of a store."""
+        """Stores that must stay alive here, because torch keeps only the C++ half of a store."""
 
     def __call__(self, url: str, timeout: timedelta = default_pg_timeout, **options: Any) -> Meeting:
         """The store, this process's rank and the world's size, as torch's own handler yields them."""
@@ -69,7 +69,7 @@ def install(worker: Callable[[], WorkerEnv | None]) -> None:
     """From now on answer `env://` by the job's store, unless the user has set `REGROW_ROOTLESS=0`.
 
     Args:
-        worker: the agent's settings for this process; None if no agent started it, as in a fork of a worker.
+        worker: returns the agent's settings for this process; None if no agent started it, as in a fork of a worker.
     """
     torchs = rendezvous_handlers["env"]
     if rootless() and not isinstance(torchs, EnvRendezvous):
@@ -77,7 +77,7 @@ def install(worker: Callable[[], WorkerEnv | None]) -> None:
 
 
 def _rank_and_world(url: str) -> tuple[int, int]:
-    """Rank and world: from the script's URL, else from the environment. Raises `ValueError` as torch does."""
+    """Rank and world size, from the script's URL, else from the environment. Raises `ValueError` as torch does."""
     given = parse_qs(urlparse(url).query)
     return _number("rank", given, "RANK"), _number("world_size", given, "WORLD_SIZE")
 

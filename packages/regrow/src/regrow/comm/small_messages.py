@@ -9,12 +9,12 @@ _MOST, _MOST_BYTES = 16, 8 << 20
 
 
 def aligned(nbytes: int) -> int:
-    """Round up to an alignment at which processors load well."""
+    """Round a number of bytes up to an alignment at which processors load well."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class SmallMessages:
-    """The buffers of one group, by the tensor's size and dtype; 8 MiB at most.
+    """The buffers of one group, by the tensor's size and dtype; at most 8 MiB.
 
     Args:
         ranks: number of ranks in the group.
@@ -27,7 +27,7 @@ class SmallMessages:
         """Bytes in use."""
 
     def like(self, tensor: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, memoryview]]:
-        """For each rank: room for a tensor like this, and the contiguous message of a header and that room."""
+        """For each rank: room for a tensor like this one, and the contiguous message of a header and that room."""
         key = (tensor.nbytes, tensor.dtype)
         found = self._kept.get(key)
         if found is None:

@@ -21,11 +21,11 @@ _ANY_S: Seconds = 0.05
 
 
 Pieces = list[memoryview]
-"""Memory still to be sent or filled, in order."""
+"""Blocks of memory still to be sent or filled, in order."""
 Socks = dict[int, socket.socket]
-"""By peer."""
+"""Sockets by peer."""
 _MOST_PIECES = 1000
-"""The kernel accepts 1,024 in one call."""
+"""Most blocks of memory in one call; the kernel accepts 1,024."""
 
 
 class Headers(Protocol):
@@ -34,11 +34,11 @@ class Headers(Protocol):
     size: int
 
     def before(self, peer: int) -> bytes:
-        """Header that a peer gets before its bytes."""
+        """The header that is sent to a peer before its bytes."""
         ...
 
     def check(self, peer: int, header: bytearray | memoryview) -> None:
-        """Check a received header. Raises if it does not match; the peer's bytes are not awaited then."""
+        """Check a received header. Raises if it does not match, and then the peer's bytes are not awaited."""
         ...
 
 
@@ -56,7 +56,7 @@ class SocketMesh:
     """Moves bytes between the ranks of one group.
 
     Args:
-        links: its connections.
+        links: the group's connections.
     """
 
     def __init__(self, links: Links) -> None:
@@ -136,7 +136,7 @@ class SocketMesh:
                         poller.unregister(descriptor)
 
     def await_any(self, peers: list[int], *, until: float) -> list[int]:
-        """Those of the peers that have sent something, or whose connection has ended; waits a moment for one.
+        """Wait a moment for any of the peers to send; returns those that have sent or whose connection has ended.
 
         May return none, so that the caller can check other peers. Raises `GenerationHalted` or `DeadlineExceeded`.
         """
@@ -168,7 +168,7 @@ class SocketMesh:
         except BlockingIOError:
             return
         except OSError:
-            del sending[peer]  # the peer is gone, or this mesh is halted: it only matters if awaited data stays away
+            del sending[peer]  # the peer is gone or this mesh halted: it only matters if awaited data stays away
             return
         if not _advance(pieces, sent):
             del sending[peer]
@@ -217,12 +217,12 @@ class SocketMesh:
 
 
 def _row(given: memoryview | Pieces) -> Pieces:
-    """Pieces to or from one peer, none of which is empty."""
+    """The non-empty blocks of memory for one peer."""
     return [given] if isinstance(given, memoryview) else list(given)
 
 
 def _pieces(given: memoryview | Pieces, header: bytes | bytearray = b"") -> Pieces:
-    """Pieces to or from one peer, without empty ones."""
+    """The header, if any, and the non-empty blocks of memory for one peer."""
     views = given if isinstance(given, list) else [given]
     return [memoryview(header), *filter(len, views)] if header else list(filter(len, views))
 
@@ -244,7 +244,7 @@ def _awaited(into: Mapping[int, memoryview | Pieces], headers: Headers | None) -
 
 
 def _advance(pieces: Pieces, count: int) -> bool:
-    """Remove the bytes that were moved; True if there are more."""
+    """Remove the first `count` bytes, which were moved; True if there are more."""
     while pieces:
         length = len(pieces[0])
         if count < length:

@@ -1,6 +1,6 @@
 """A `torch.distributed.Store` whose keys are in the memory of the job's agents, and so outlive every worker.
 
-A worker connects only to the agent of its own node, which knows where each key is.
+A worker connects only to the agent of its own node, which finds the agent that keeps each key.
 """
 
 import os
@@ -49,9 +49,9 @@ from regrow.core.net import connect, hang_up
 from regrow.core.wire import FrameCodec
 
 ANSWER_S: Seconds = 120.0
-"""Time beyond the requested wait that an answer may take."""
+"""Extra time that an answer may take, beyond the wait that the caller has requested."""
 FOREVER_S: Seconds = 24 * 3600.0
-"""Replaces torch's zero, which means no deadline."""
+"""Time limit used for torch's zero, which means no deadline."""
 _IDLE = 2
 _READ_BYTES = 64 << 10
 _CODEC: FrameCodec[StoreReply] = FrameCodec(StoreReply)
@@ -59,7 +59,7 @@ _CODEC: FrameCodec[StoreReply] = FrameCodec(StoreReply)
 
 
 class _Connection:
-    """One connection to the agent, for one request at a time. Nothing is sent before the first."""
+    """One connection to the agent, for one request at a time. Nothing is sent before the first request."""
 
     def __init__(self, address: str, token: str) -> None:
         self._sock: socket.socket = connect(address)
@@ -71,12 +71,12 @@ class _Connection:
         self._quiet = 0
 
     def send(self, request: StoreSet | AnswersNoted, within: Seconds) -> None:
-        """Request without waiting; on failure the next answer of this connection is the error. Raises as `ask` does."""
+        """Send a request without awaiting the answer; a failure is the connection's next answer. Raises as `ask`."""
         self._quiet += 1
         self._send(msgspec.structs.replace(request, ask=self._quiet, quiet=True), time.monotonic() + within)
 
     def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
-        """The answer. Raises `OSError`, `ValueError` if the connection was closed meanwhile, and `ProtocolError`."""
+        """Send a request; returns its answer. Raises `OSError`, `ProtocolError`, or `ValueError` if it was closed."""
         until = time.monotonic() + within
         self._send(request, until)
         while (reply := _CODEC.next(self._received)) is None:
@@ -102,19 +102,19 @@ class _Connection:
             raise TimeoutError("it does not answer" if event == select.POLLIN else "it takes nothing more")
 
     def hang_up(self) -> None:
-        """End a blocked request; its caller closes the connection."""
+        """End a blocked request; the caller of that request closes the connection."""
         hang_up(self._sock)
 
     def close(self) -> None:
-        """Close the connection, on which no request is open."""
+        """Close the connection, on which no request may be open."""
         self._sock.close()
 
 
 class Connections:
-    """Connections to one agent, one for each concurrent request; some are kept for later ones.
+    """Connections to one agent, one for each concurrent request; some are kept for later requests.
 
     Args:
-        address: of the store that this node's agent serves.
+        address: address of the store that this node's agent serves.
         token: the job's token.
     """
 
@@ -144,7 +144,7 @@ class Connections:
         self.give_back(connection)
 
     def give_back(self, connection: _Connection) -> None:
-        """Return a connection whose request was answered."""
+        """Return a connection after its request was answered."""
         with self._lock:
             if len(self._idle) < _IDLE:
                 self._idle.append(connection)
@@ -165,14 +165,14 @@ class AgentStore(Store):
     torch looks for overridden methods in this object, so it must be referenced for as long as C++ uses it.
 
     Args:
-        address: of the store that this node's agent serves.
+        address: address of the store that this node's agent serves.
         token: the job's token.
         prefix: put before every key; contains the generation, so that addresses of dead workers are never found.
         connections: shared with other stores; by default the store has its own.
     """
 
     timeout: timedelta
-    """Default wait of `get` and others: torch's property, set by `set_timeout`."""
+    """Default wait of `get` and similar methods: torch's property, set by `set_timeout`."""
 
     def __init__(self, address: str, token: str, prefix: str, *, connections: Connections | None = None) -> None:
         super().__init__()
@@ -183,11 +183,11 @@ class AgentStore(Store):
         self._lock = threading.Lock()
         self._in_use: set[_Connection] = set()
         self._addresses: dict[str, bytes] = {}
-        """Addresses of ranks, by the agents' names, which came with other answers and are kept until requested."""
+        """Addresses of ranks, by their key at the agents, that came with other answers and are kept until requested."""
         self._has: dict[str, int] = {}
-        """By group: how many of its addresses have come."""
+        """Number of addresses that have come, by group."""
         self._ranks: dict[str, Sequence[int]] = {}
-        """By the start of their keys: the world's ranks in groups for which this rank has published an address."""
+        """The world's ranks in each group for which this rank has published an address, by the start of its keys."""
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class AgentStore(Store):
         with self._connection() as connection:
             reply = connection.ask(request, wait + ANSWER_S)
             if reply.ask != request.ask:
-                raise DistStoreError(reply.error)  # of an earlier quiet request; this connection is closed now
+                raise DistStoreError(reply.error)  # an earlier quiet request's; this connection is closed now
         if reply.error == TIMEOUT:
             raise DistStoreError(f"wait timeout after {wait:g} s: {_named(request)}")
         if reply.error == NO_COUNTER:
@@ -210,7 +210,7 @@ class AgentStore(Store):
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        """A connection for one request; kept for the next, unless this one fails or the store was closed meanwhile."""
+        """A connection for one request; kept for the next unless the request fails or the store was closed."""
         try:
             connection = self._connections.take()
         except (OSError, ProtocolError) as error:
@@ -240,7 +240,7 @@ class AgentStore(Store):
         return DistNetworkError(f"the store of this node's agent cannot be reached: {error}")
 
     def _key(self, key: str) -> str:
-        """The agents' name of a key: an address is kept by the agent of its rank, if the group's ranks are known."""
+        """Name of a key at the agents: an address is kept by the agent of its rank, if the group's ranks are known."""
         name = self._prefix + key
         if not self._ranks:
             return name
@@ -254,7 +254,7 @@ class AgentStore(Store):
         return [self._key(key) for key in keys]
 
     def _callers_key(self, name: str) -> str:
-        """The key as this store's callers know it."""
+        """The key in the form in which callers of this store know it."""
         key, at, _ = name.removeprefix(self._prefix).rpartition("@")
         return key if at and self._key(key) == name else name.removeprefix(self._prefix)
 
@@ -273,7 +273,7 @@ class AgentStore(Store):
         ranks = group_names.ranks_of(address.group)
         if ranks:
             self._ranks[key.rpartition("/")[0]] = ranks
-        self._send(StoreSet(self._key(key), _bytes(value)))  # without waiting: readers wait for the value
+        self._send(StoreSet(self._key(key), _bytes(value)))  # without waiting for the agent: readers wait for the value
 
     def get(self, key: str) -> bytes:
         """Read a value, waiting for it up to the store's timeout. Raises `DistStoreError`."""
@@ -284,7 +284,7 @@ class AgentStore(Store):
         return self._address(name, limit) if brought is None else brought
 
     def _address(self, name: str, limit: Seconds) -> bytes:
-        """Address of a rank; other addresses of the group that the agent knows come with it."""
+        """The address of a rank; the agent sends other addresses of the group that it knows along with it."""
         group = name.rpartition("/")[0]
         reply = self._ask(StoreGet(name, limit, has=self._has.get(group, 0)), limit)
         self._addresses.update(reply.also)
@@ -367,14 +367,14 @@ class AgentStore(Store):
     # --- the rest ----------------------------------------------------------------------------------------------
 
     def has_extended_api(self) -> bool:
-        """True: there are `append`, `multi_get` and `multi_set`."""
+        """True: this store has `append`, `multi_get` and `multi_set`."""
         return True
 
     def clone(self) -> Any:
         """The same store, which threads may share."""
         return self
 
-    # The names under which C++ looks up these two.
+    # The names under which C++ looks up these two methods.
     deleteKey = delete_key
     getNumKeys = num_keys
 
@@ -394,7 +394,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _named(request: StoreMessage) -> str:
-    """The request with its keys, without its values."""
+    """A request with its keys and without its values, for messages."""
     fields = msgspec.structs.asdict(request)
     keys = fields.get("keys") or [fields.get("key", fields.get("prefix", ""))]
     return f"{type(request).__name__} of {', '.join(map(repr, keys[:3]))}{' …' if len(keys) > 3 else ''}"

@@ -1,6 +1,6 @@
 """Transports under regrow's groups: a socket mesh for tensors in host memory, NCCL, or local answers (echo).
 
-A transport is formed once and never re-used: after a fault it is halted and another one is formed.
+A transport is formed once and never reused: after a fault it is halted, and another one is formed.
 """
 
 import threading
@@ -32,7 +32,7 @@ class Transport(Protocol):
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Run one method of a process group by name. `done` is called when it is answered, before others get it."""
+        """Run one method of a process group by name. `done` is called when the answer is there, before its work ends."""
         ...
 
     def halt(self) -> None:
@@ -52,7 +52,7 @@ class Transport(Protocol):
         ...
 
     def start_coalescing(self, device: torch.device) -> bool:
-        """Join the calls that follow into one, until `end_coalescing`; False: that is not necessary here."""
+        """Join the calls that follow into one, until `end_coalescing`; False if this transport needs no joining."""
         ...
 
     def end_coalescing(self, device: torch.device) -> Work | None:
@@ -69,7 +69,7 @@ class Transport(Protocol):
 
 
 class MeshTransport:
-    """Collectives over a mesh of sockets, for tensors in host memory (others are staged).
+    """Collectives over a mesh of sockets, for tensors in host memory; tensors on devices are copied there and back.
 
     Args:
         run_s: time limit of one collective, in seconds.
@@ -132,7 +132,7 @@ class MeshTransport:
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Run one method of `ProcessGroup`; `done` is called in the thread that runs it."""
+        """Run one method of `ProcessGroup`; `done` is called in the thread that runs the method."""
         method = _METHODS.get(name)
         if method is None:
             raise CollectiveMisuse(
@@ -140,7 +140,7 @@ class MeshTransport:
             )
         device = device_of(args)
         if device is not None and is_accelerator(device):
-            await_stream(device)  # another thread reads the tensors, without this thread's stream
+            await_stream(device)  # another thread reads the tensors, and does not wait for this thread's stream
         self._calling.done, self._calling.device = done, device
         return method(self, *args, **options)
 
@@ -168,7 +168,7 @@ class MeshTransport:
         def run() -> Any:
             source = call()
             if device is not None and is_accelerator(device):
-                await_stream(device)  # copies to and on it are only enqueued, and readers do not know this stream
+                await_stream(device)  # copies on the device are only enqueued, and readers do not know this stream
             if done is not None:
                 done()
             return source

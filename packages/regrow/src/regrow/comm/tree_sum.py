@@ -22,7 +22,7 @@ def tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup
 
     Args:
         nodes: this rank's partial nodes in order: flat, contiguous, of one size and dtype; all are overwritten.
-        count: micro-batches of the step, dealt out to the group's ranks.
+        count: micro-batches of the step, distributed over the group's ranks.
         scale: factor of the sum, applied once.
         group: its ranks are the replicas, in order; None: this process alone.
 
@@ -38,7 +38,7 @@ def tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup
 
 
 def start_tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup) -> Work | None:
-    """The same without waiting, if the group can do that: returns the work, or None if the sum is complete."""
+    """As `tree_reduce`, without waiting if the group can do that: returns the work, or None if the sum is complete."""
     if isinstance(group, RegrowGroup) and not on_accelerator(nodes[0]):
         work: Work = group.forward("tree_reduce", (list(nodes), count, scale), {})
         return work
@@ -47,12 +47,12 @@ def start_tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.Proces
 
 
 def _by_torch(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup) -> None:
-    """The same with functions that every backend has: one all-to-all and one all-gather."""
+    """As `tree_reduce`, with functions that every backend has: one all-to-all and one all-gather."""
     size, rank = group.size(), group.rank()
     held = partial_nodes_of_all(count, size)
     each = -(-nodes[0].numel() // size)
     rows = torch.stack([torch.nn.functional.pad(node, (0, each * size - node.numel())) for node in nodes])
-    # By owner, then by node.
+    # Parts by owner, then by node.
     out = rows.view(len(nodes), size, each).transpose(0, 1).contiguous().view(-1)
     arrived = out.new_empty(sum(map(len, held)) * each)
     dist.all_to_all_single(

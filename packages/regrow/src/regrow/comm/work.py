@@ -16,11 +16,11 @@ from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, UsageError
 
 NO_TIMEOUT = timedelta(0)
-"""torch's value for no timeout."""
+"""torch's value that means no timeout."""
 
 
 Help = Callable[[threading.Event, float], None]
-"""Runs other calls until the event is set, or this time of the monotonic clock has come."""
+"""Runs other calls until the event is set, or until this time of the monotonic clock."""
 
 
 class PendingWork(Work):
@@ -62,7 +62,7 @@ class PendingWork(Work):
 
     @property
     def failure(self) -> Exception | None:
-        """Error with which the transport failed it, if any."""
+        """The error with which the transport has failed it; None if it has not failed."""
         return self._promise.error
 
     def is_success(self) -> bool:
@@ -80,7 +80,7 @@ class PendingWork(Work):
         return None
 
     def source_rank(self) -> int:
-        """Sender of the data that a `recv` from any source has received."""
+        """Rank of the sender whose data a `recv` from any source has received."""
         if not self._source:
             raise UsageError("only a finished receive from any source has a source rank")
         return self._source[0]
@@ -102,7 +102,7 @@ class PendingWork(Work):
 
 
 class FollowedWork(Work):
-    """Wraps work of another kind, after whose end `then` is called once: when its result may be read.
+    """Wraps work of another kind, and calls `then` once after its end, when its result may be read.
 
     Args:
         inner: the work; None until it is known, while calls are being coalesced.
@@ -122,7 +122,7 @@ class FollowedWork(Work):
             self._then()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the work, then follow it."""
+        """Wait for the work, then call `follow`."""
         if self.inner is not None:
             self.inner.wait() if timeout is None else self.inner.wait(timeout)
         self.follow()
@@ -158,7 +158,7 @@ _noting = threading.local()
 
 @contextmanager
 def noting(then: Callable[[int], None]) -> Iterator[None]:
-    """Have this thread's next promise call `then` just before it is kept, with the sender's rank or -1."""
+    """Context in which this thread's next promise calls `then` just before it completes; argument: sender, or -1."""
     _noting.then = then
     try:
         yield
@@ -198,7 +198,7 @@ class Promise:
     """The writing end of a future, which the transport holds.
 
     `Future.set_exception` passes the exception to C++ as if it were the result, and DDP then takes it for its tensors.
-    A callback that raises turns it into an error that C++ recognises.
+    A callback that raises turns it into an error that C++ recognizes.
     """
 
     def __init__(self, helps: "Help | None" = None) -> None:

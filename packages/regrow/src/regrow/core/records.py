@@ -137,7 +137,7 @@ class IncidentClosed(Record, frozen=True):
     """Stages of that replacement, in seconds, by `core.process.stage_times.STAGES`. A stage that did not happen, or
     began before the fault, is absent. They overlap the times above: it is built while survivors halt."""
     not_kept: dict[str, list[Rank]] = {}
-    """Plain variables of which each rank had its own value (a running sum of its losses), and the ranks that lost theirs
+    """Plain variables of which each rank had its own value (a sum of its losses), and the ranks that lost theirs
     by being replaced or taking another rank's state: they have that rank's values, or the script's first ones."""
 
 
@@ -190,7 +190,7 @@ class NodeJudged(Record, frozen=True):
 
 
 class NodeQuarantined(Record, frozen=True):
-    """A node has failed twice within the window, and gets no new workers. `alone`: only reported; it is the only node."""
+    """A node has failed twice within the window, and gets no new workers. `alone`: only reported, as the only node."""
 
     node: NodeId
     reason: str
@@ -265,7 +265,7 @@ class GrowthWeighed(Record, frozen=True):
 
 
 class WorldChanged(Record, frozen=True):
-    """The next generation has a different number of replicas, or different ranks in them. `step`: the first that it runs.
+    """The next generation has a different number of replicas, or different ranks in them. `step`: its first step.
 
     `kind`: `grow`, `shrink`, `preempt` (a node is given back), `move`, `fault` (nothing could fill a lost rank),
     `restart`, `start` (requested before the first step).

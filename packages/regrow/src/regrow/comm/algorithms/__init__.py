@@ -1,1 +1,1 @@
-"""Algorithms of collectives: the partners and the order of addition, by size of group and of tensor."""
+"""Algorithms of collectives: the partners and the order of addition, by the size of the group and of the tensor."""

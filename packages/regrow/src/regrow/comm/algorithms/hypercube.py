@@ -1,4 +1,4 @@
-"""The collectives of groups above `rounds.DIRECT` ranks, in as many rounds as the group's size has bits.
+"""Collectives of groups above `rounds.DIRECT` ranks, in a number of rounds equal to the bits of the group's size.
 
 A reduction joins two blocks of neighbouring ranks at a time, the lower one on the left, in one tree over all ranks: all
 get the same bits, whatever arrives first. Small tensors are sent whole in each round; for large ones each round halves
@@ -19,15 +19,15 @@ ByPeer = dict[int, Parts]
 
 
 class Exchange(Protocol):
-    """Moves tensors; with `call`, both sides first exchange and compare headers."""
+    """Function that exchanges tensors with peers; with `call`, both sides first exchange and compare headers."""
 
     def __call__(self, out: ByPeer, into: ByPeer, call: Call | None = None) -> None:
-        """Return when everything is sent and received."""
+        """Send `out` and receive `into`; return when both are complete."""
         ...
 
 
 class Hypercube:
-    """Carries out the rounds of one rank.
+    """Runs the rounds of one rank.
 
     Args:
         rounds: the partners of each round.
@@ -73,7 +73,7 @@ class Hypercube:
         self._answer_guest([flat])
 
     def reduce_scatter(self, parts: list[torch.Tensor], combine: Combine, call: Call) -> None:
-        """`parts[rank]` becomes the reduction over all ranks; the other parts are overwritten."""
+        """Make `parts[rank]` the reduction over all ranks; the other parts are overwritten."""
         rounds = self._rounds
         if self._as_guest(parts, [parts[rounds.rank]], call):
             return
@@ -88,7 +88,7 @@ class Hypercube:
             self._answer_guest([parts[rounds.guest]])
 
     def all_gather(self, parts: Parts, call: Call) -> None:
-        """`parts[r]`, of one size for all, becomes rank r's; `parts[rank]` is this rank's."""
+        """Fill each `parts[r]` with rank r's part; this rank gives `parts[rank]`. All parts have one size."""
         rounds = self._rounds
         others = [part for rank, part in enumerate(parts) if rank != rounds.rank]
         if self._as_guest([parts[rounds.rank]], others, call):
@@ -102,7 +102,7 @@ class Hypercube:
         self._answer_guest([part for rank, part in enumerate(parts) if rank != guest])
 
     def broadcast(self, flat: torch.Tensor, root: int, call: Call) -> None:
-        """All ranks get the root's values, in place."""
+        """Give all ranks the root's values, in place."""
         rounds = self._rounds
         if rounds.host is not None:
             there: ByPeer = {rounds.host: [flat]}
@@ -137,7 +137,7 @@ class Hypercube:
             self._exchange({self._rounds.guest: result}, {})
 
     def _join(self, mine: Parts, theirs: Parts, combine: Combine, peer: int) -> None:
-        """Reduce into `mine`, with the lower rank's values on the left."""
+        """Reduce `theirs` into `mine`, with the lower rank's values on the left."""
         for here, there in zip(mine, theirs, strict=True):
             if peer < self._rounds.rank:
                 combine(there, here)

@@ -1,6 +1,6 @@
 """The collectives of large tensors on one machine, up to `rounds.DIRECT` ranks, with one partner at a time.
 
-In step s a rank sends to the rank s places above it, and receives from the one s places below. Received data is added
+In step s a rank sends to the rank s places above it, and receives from the rank s places below. Received data is added
 at once, so it is still in the processor's cache, only one part needs memory, and the kernel buffers one part a rank
 instead of one a pair. A part is summed by its owner: first its own values, then those of the ranks below it, downwards
 and around: the same order in each run.
@@ -15,15 +15,15 @@ from regrow.comm.headers import Call
 from regrow.comm.reductions import Combine
 
 STEP_BYTES = 1 << 20
-"""Bytes sent in one step; with twice as much 16 ranks take longer, with a quarter all do."""
+"""Bytes sent in one step. With twice as much, 16 ranks take longer; with a quarter, groups of every size do."""
 
 
 class Pairwise:
-    """Carries out the steps of one rank.
+    """Runs the steps of one rank.
 
     Args:
         rank: this worker's rank in the group.
-        size: ranks in the group.
+        size: number of ranks in the group.
         exchange: sends to some peers and receives from some.
         room: allocates tensors like the given one, in memory that its next call reuses.
     """
@@ -50,19 +50,19 @@ class Pairwise:
             self._gather(parts)
 
     def reduce_scatter(self, parts: Parts, combine: Combine, call: Call) -> None:
-        """`parts[rank]` becomes the reduction over all ranks; the other parts stay as they are."""
+        """Make `parts[rank]` the reduction over all ranks; the other parts stay as they are."""
         self._announce(call)
         for pieces in _cut(parts):
             self._reduce(pieces, combine)
 
     def all_gather(self, parts: Parts, call: Call) -> None:
-        """`parts[r]`, of one size for all, becomes rank r's; `parts[rank]` is this rank's."""
+        """Fill each `parts[r]` with rank r's part; this rank gives `parts[rank]`. All parts have one size."""
         self._announce(call)
         for pieces in _cut(parts):
             self._gather(pieces)
 
     def _announce(self, call: Call) -> None:
-        """Exchange the headers of all ranks first: later a rank may wait for a partner that another one delays."""
+        """Exchange headers with all ranks first, since later a rank may wait for a partner that another one delays."""
         nobodys: dict[int, Parts] = {peer: [] for peer in range(self._size) if peer != self._rank}
         self._exchange(nobodys, nobodys, call)
 
@@ -79,13 +79,13 @@ class Pairwise:
             self._exchange({to: mine}, {source: [pieces[source]]})
 
     def _partners(self) -> Iterator[tuple[int, int]]:
-        """The rank that it sends to in each step, and the rank that it receives from."""
+        """For each step, the rank to send to and the rank to receive from."""
         for step in range(1, self._size):
             yield (self._rank + step) % self._size, (self._rank - step) % self._size
 
 
 def _cut(parts: Parts) -> Iterator[Parts]:
-    """The same piece of each part; all parts have one size."""
+    """Yield the same piece of each part, piece by piece; all parts have one size."""
     step = max(1, STEP_BYTES // parts[0].element_size())
     for start in range(0, parts[0].numel(), step):
         yield [part[start : start + step] for part in parts]

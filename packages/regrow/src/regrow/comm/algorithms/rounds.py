@@ -2,15 +2,15 @@
 
 In groups of up to `DIRECT` ranks each exchanges with each, in one round, or, for large tensors on one machine, with one
 partner after the other (`pairwise.py`). In larger groups a power of two of ranks, the core, is a hypercube: in round k
-a rank's partner is the one whose number differs in bit k, so each has log2 of the core's size peers, the same in all
-operations. Every rank beyond the core goes through one rank of the core, its host.
+a rank's partner is the rank whose number differs in bit k, so each rank has log2 of the core's size peers, the same in
+all operations. Every rank beyond the core communicates through one rank of the core, its host.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 DIRECT = 16
-"""Up to this number of ranks one round with all others is faster than several with some."""
+"""Number of ranks up to which one round with all others is faster than several rounds with some."""
 PAIRED, PAIRED_BYTES = 4, 8 << 20
 """Ranks, and bytes of all parts, from which one partner after the other is faster than one round with all others."""
 
@@ -21,8 +21,8 @@ class Rounds:
 
     Args:
         rank: this worker's rank in the group.
-        size: ranks in the group.
-        most_direct: largest size in which each rank exchanges with each.
+        size: number of ranks in the group.
+        most_direct: largest group size in which each rank exchanges with each.
         one_machine: whether all ranks are on one machine.
     """
 
@@ -37,7 +37,7 @@ class Rounds:
         return self.size <= self.most_direct
 
     def paired(self, whole: int) -> bool:
-        """True if each rank takes one partner after the other, for parts that together have `whole` bytes.
+        """True if each rank takes one partner after the other, for parts of `whole` bytes in total.
 
         Between machines each of the many steps would cost one network delay.
         """
@@ -45,17 +45,17 @@ class Rounds:
 
     @property
     def core(self) -> int:
-        """Ranks in the hypercube: the largest power of two that is not above the group's size."""
+        """Number of ranks in the hypercube: the largest power of two that is not above the group's size."""
         return 1 << (self.size.bit_length() - 1)
 
     @property
     def host(self) -> int | None:
-        """The core rank that this rank goes through; None in the core."""
+        """The core rank that connects this rank to the others; None if this rank is in the core."""
         return self.rank - self.core if self.rank >= self.core else None
 
     @property
     def guest(self) -> int | None:
-        """The rank that goes through this one; None if there is none."""
+        """The rank beyond the core that communicates through this one; None if there is none."""
         return self.rank + self.core if self.rank + self.core < self.size else None
 
     @property
@@ -65,21 +65,21 @@ class Rounds:
 
     @property
     def bits(self) -> list[int]:
-        """1, 2, 4 and so on, below the size of the core."""
+        """The powers of two below the size of the core: 1, 2, 4 and so on."""
         return [1 << at for at in range(self.core.bit_length() - 1)]
 
     def with_guests(self, cores: range) -> list[int]:
-        """These ranks of the core, then the ranks that go through them."""
+        """These ranks of the core, followed by the ranks that communicate through them."""
         return [*cores, *(rank + self.core for rank in cores if rank + self.core < self.size)]
 
     def gathered(self) -> Iterator[tuple[int, range, range]]:
-        """Rounds that double the parts of each rank: the peer, the parts of this rank so far, and those of the peer."""
+        """Rounds that double the parts of each rank: the peer, this rank's parts so far, and the peer's parts."""
         for bit in self.bits:
             mine = self.rank & ~(bit - 1)
             yield self.rank ^ bit, range(mine, mine + bit), range(mine ^ bit, (mine ^ bit) + bit)
 
     def halved(self) -> Iterator[tuple[int, range, range]]:
-        """Rounds that halve the parts of each rank: the peer, the parts that this rank keeps, and the peer's."""
+        """Rounds that halve the parts of each rank: the peer, the parts that this rank keeps, and the peer's parts."""
         for bit in reversed(self.bits):
             mine = self.rank & ~(bit - 1)
             yield self.rank ^ bit, range(mine, mine + bit), range(mine ^ bit, (mine ^ bit) + bit)

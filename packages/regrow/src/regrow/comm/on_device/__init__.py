@@ -1,1 +1,1 @@
-"""Groups on devices, beside their transport: waits that only the device knows about."""
+"""Parts of groups on devices beside their transport: an abort without Python, and waits that only the device shows."""

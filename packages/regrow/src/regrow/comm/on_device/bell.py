@@ -18,7 +18,7 @@ from regrow.core.ids import Seconds
 from regrow.core.process.forks import hide_from_forks
 
 _SIGEV_NONE, _SIGEV_THREAD = 1, 2
-_END_S: Seconds = 1.0  # longest wait for the end of reads that got their byte
+_END_S: Seconds = 1.0  # longest wait for the end of reads that have got their byte
 _READ = (("descriptor", c_int), ("operation", c_int), ("priority", c_int), ("buffer", c_void_p), ("size", c_size_t))
 _EVENT = (("argument", c_void_p), ("signal", c_int), ("notify", c_int), ("function", c_void_p))
 _BYTE = ctypes.create_string_buffer(1)
@@ -26,22 +26,22 @@ _libc = ctypes.CDLL(None)
 
 
 class ByteRead(ctypes.Structure):
-    """`struct aiocb`, including its `struct sigevent`; the rest belongs to the library."""
+    """`struct aiocb`, including its `struct sigevent`; the other bytes belong to the library."""
 
     _fields_ = (*_READ, *_EVENT, ("rest", c_char * 256))
 
 
 class Bells:
-    """The pipe of one process, and a pending read for each communicator that can be aborted by it."""
+    """The pipe of one process, and a pending read for each communicator that the pipe can abort."""
 
     def __init__(self) -> None:
         self.show: Callable[[int, int], None] | None = None
-        """Shows the agent the pipe, or zeros; None: there is no agent, and nothing is prepared."""
+        """Shows the agent the pipe, or zeros; None: there is no agent, and no read is prepared."""
         self._pipe: tuple[int, int] | None = None
         self._reads: list[ByteRead] = []
 
     def add(self, addresses: tuple[int, int] | None) -> Callable[[], None]:
-        """Have a C function called with its argument when the bell rings, if possible; returns a call to undo that."""
+        """Have a C function called with its argument when the bell rings, if possible; returns a way to undo that."""
         with contextlib.suppress(OSError):  # too many files are open
             self._pipe = self._pipe or os.pipe2(os.O_CLOEXEC)
         if self._pipe is None or self.show is None or addresses is None or not hasattr(_libc, "aio_read"):
@@ -59,19 +59,19 @@ class Bells:
             self.show(0, 0)
 
     def let_go(self) -> None:
-        """In a fork of the process that has the communicators: drop the pipe, which is not the fork's to write."""
+        """In a fork of the communicators' owner: forget the pipe, to which the fork must not write."""
         self._pipe, self._reads, self.show = None, [], None
 
     def close(self) -> None:
-        """Close the pipe once no communicator is left; later ones get a new pipe."""
+        """Close the pipe once no communicator is left; later communicators get a new pipe."""
         if self._pipe is None:
             return
         (reading, writing), self._pipe = self._pipe, None
-        os.write(writing, bytes(len(self._reads)))  # the smallest pipe holds this and two rings
+        os.write(writing, bytes(len(self._reads)))  # the smallest pipe has room for this and for two rings
         until = time.monotonic() + _END_S
         while any(_libc.aio_error(ctypes.byref(read)) == errno.EINPROGRESS for read in self._reads):
             if time.monotonic() > until:
-                return  # a descriptor that is still read must not be reused for another file
+                return  # a descriptor that is still being read must not be reused for another file
             time.sleep(0.001)
         self._reads = []
         os.close(reading)

@@ -1,4 +1,4 @@
-"""Recognises that a worker's device still has work while its thread makes no progress: it waits, though it looks busy.
+"""Recognizes a worker that waits for its device although it looks busy: no progress, but the device still has work.
 
 A thread that waits in a driver spins, like one that computes on the processor. Only the device can tell the difference:
 a separate thread asks it once the worker has shown no progress for long. It does not ask earlier, because that would
@@ -15,23 +15,23 @@ from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.observations import DEVICE
 
 STILL_S: Seconds = 30.0
-"""Standstill after which the device is asked, and time between two requests."""
+"""Time without progress after which the device is asked, and interval between two such requests."""
 SHOWN_AFTER_S: Seconds = 10.0
-"""Time for a device to finish before it is shown as waited for: a full queue takes less."""
+"""Time that a device has to finish before it is shown as waited for; even a full queue takes less."""
 
 
 class DeviceWaits:
-    """Waits for devices in one process.
+    """The waits for devices in one process.
 
     Args:
-        flights: shows the waits.
+        flights: shows the waits to the agent.
         finish: returns when a device has done all its enqueued work.
     """
 
     def __init__(self, flights: Flights, finish: Callable[[torch.device], None]) -> None:
         self._flights, self._finish = flights, finish
         self.body_beats: Callable[[], int | None] = lambda: None
-        """Grows with each sign of progress; None while the training thread is not in a step's body."""
+        """A number that grows with each sign of progress; None while the training thread is not in a step's body."""
         self._device: torch.device | None = None
         self._seen: int | None = None
         self._since: Instant = 0.0

@@ -19,14 +19,14 @@ class CallingGroup(Protocol):
 
 
 class SetUp(Protocol):
-    """Handling of the collectives that the script calls before its loop."""
+    """Handles the collectives that the script calls before its loop."""
 
     def answer(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]
     ) -> Any:
-        """The work of one call. `run`: makes the call, to peers or locally."""
+        """Return the work of one call. `run` makes the call, to peers or locally."""
         ...
 
     def together(self, work: Work) -> Work:
-        """The work of coalesced calls."""
+        """Return the work of several coalesced calls, given torch's work for them."""
         ...

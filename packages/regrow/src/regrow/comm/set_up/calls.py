@@ -17,18 +17,18 @@ _DEPTH = 64
 
 
 class AnswerKind(Enum):
-    """Ranks that get the answer of a collective."""
+    """The ranks that get the answer of a collective."""
 
     ALIKE = auto()
-    """All ranks of the group get the same."""
+    """All ranks of the group get the same answer."""
     OWN = auto()
-    """Each rank gets its own."""
+    """Each rank gets an answer of its own."""
     AT_ROOT = auto()
-    """Only the root gets it."""
+    """Only the root gets an answer."""
     RECEIVED = auto()
-    """The calling rank gets it, from another rank's send."""
+    """The calling rank gets data that another rank has sent."""
     BARRIER = auto()
-    """There is no answer."""
+    """There is no answer, as for a barrier."""
 
 
 _KINDS = {
@@ -65,8 +65,8 @@ class SetUpCall(NamedTuple):
 
     Attributes:
         kind: the ranks that get its answer.
-        note: the note of it, without its answer.
-        outputs: the tensors that are filled here.
+        note: the note about the call, without its answer.
+        outputs: the tensors that the call fills on this rank.
     """
 
     kind: AnswerKind
@@ -80,7 +80,7 @@ class SetUpCall(NamedTuple):
 
 
 def read(name: str, args: Sequence[Any], options: dict[str, Any], place: int) -> SetUpCall | None:
-    """Read a call; None if it has no answer, or is not the script's own.
+    """Read a call; None if it has no answer, or does not come from the script itself.
 
     Args:
         place: the caller's rank in the group.
@@ -98,7 +98,7 @@ def read(name: str, args: Sequence[Any], options: dict[str, Any], place: int) ->
 
 
 def peer(name: str, args: Sequence[Any]) -> str:
-    """Sender that a receive names, as part of a note's name."""
+    """The sender that a receive names, in the form used in a note's name."""
     return f"recv{args[1]}" if name == "recv" and len(args) > 1 else "recvany"
 
 
@@ -120,7 +120,7 @@ def value_of(outputs: Sequence[torch.Tensor]) -> bytes:
 
 
 def fill(outputs: Sequence[torch.Tensor], value: bytes) -> None:
-    """The reverse of `value_of`, for tensors of the same shapes."""
+    """Write bytes from `value_of` back into tensors of the same shapes."""
     at = 0
     for output in outputs:
         nbytes = output.numel() * output.element_size()
@@ -162,7 +162,7 @@ def _builds_protected_state() -> bool:
 
 
 def _where() -> str:
-    """The line of the script that calls; a library's line if the script has none."""
+    """File and line of the script that makes the call; a library's line if no frame is the script's."""
     nearest = ""
     for frame in callers(_DEPTH):
         file = frame.f_code.co_filename

@@ -3,7 +3,7 @@
 Names of notes: `a/GROUP/N` is collective N of a group, for all of its ranks, with its answer if that is the same on
 all; `rR/GROUP/N` the answer that only rank R got; `rR/GROUP/recvS/N` the data it received from rank S of the group;
 `b/GROUP/N` exists once barrier N is passed; `p/DIGEST` is a piece of a large answer; `rR/end` has the numbers of calls;
-`refused` the reason why no newcomer can be answered; `world` the number of the first workers.
+`refused` the reason why no newcomer can be answered; `world` the number of ranks when the notes were made.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ALIKE_BYTES = 64 << 20
 OWN_BYTES = 16 << 20
 CALLS = 4096
 AT_ONCE_BYTES = 64 << 10
-"""Larger answers are recorded at the end of the set-up: those that are protected state by then need no note."""
+"""Larger answers are recorded at the end of the set-up, when those that are protected state need no note."""
 PIECE_BYTES = 1 << 20
 WORLD = "world"
 REFUSED = "refused"
@@ -57,11 +57,11 @@ def group_name(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, w
     """Name of a group in notes: the same for workers that take over its ranks, even in a world of another size.
 
     Args:
-        ranks: of the group, in its order.
+        ranks: ranks of the group, in its order.
         rank_in_world: one of its ranks, and the world in which it was made.
-        unit: ranks of one replica.
+        unit: number of ranks in one replica.
         whole: whether it is the group of all ranks.
-        replica: the replica whose notes are used, if it is not that of `rank_in_world`.
+        replica: the replica whose notes are used, if it is not the replica of `rank_in_world`.
     """
     if whole or spans(ranks, rank_in_world, unit):
         return "x" + ",".join(map(str, sorted({rank % unit for rank in ranks})))
@@ -85,12 +85,12 @@ _SPOKEN = {
 
 
 def spoken(note: Note) -> str:
-    """Name of a call in scripts, and its line."""
+    """Name of a call as scripts write it, and the script's line."""
     return f"{_SPOKEN.get(note.name, note.name)} at {note.where}"
 
 
 def differs(note: Note, called: Note) -> str:
-    """Difference of a newcomer's call from the first workers' call, for people; empty if there is none."""
+    """Difference between a newcomer's call and the first workers' call, for people; empty if there is none."""
     if note.name != called.name:
         return f"it calls {spoken(called)}, where the first workers called {spoken(note)}"
     if note.root != called.root:
@@ -109,7 +109,7 @@ def _shapes(outputs: Sequence[TensorShape]) -> str:
 
 
 def counted_differently(first: dict[str, int], mine: dict[str, int]) -> tuple[str, int] | None:
-    """First kind of call that a newcomer has made more or fewer times than the first workers, and the first number."""
+    """First kind of call that a newcomer made more or less often than the first workers, and the smaller number."""
     for counted in sorted({*first, *mine}):
         if first.get(counted, 0) != mine.get(counted, 0):
             return counted, min(first.get(counted, 0), mine.get(counted, 0))
@@ -123,14 +123,14 @@ class NoteBounds:
         self._alike = self._own = self._calls = 0
 
     def call(self, note: Note) -> str:
-        """Count one more call; returns the reason if that is too many, for people; else empty."""
+        """Count one more call; returns the reason if there are now too many, for people; else empty."""
         self._calls += 1
         if self._calls <= CALLS:
             return ""
         return f"{spoken(note)} is call {self._calls} of a collective before the loop; {CALLS} are noted"
 
     def answer(self, note: Note, nbytes: int, *, own: bool) -> str:
-        """Count one more answer; returns the reason if that is too much, for people; else empty."""
+        """Count one more answer; returns the reason if there is now too much data, for people; else empty."""
         if own:
             self._own += nbytes
         else:

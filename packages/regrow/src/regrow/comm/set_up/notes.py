@@ -15,29 +15,29 @@ _SLICE_S: Seconds = 30.0
 
 
 class SetUpNotes(Protocol):
-    """A store of notes."""
+    """A store of the notes."""
 
     def note(self, answers: dict[str, bytes]) -> None:
-        """Store these, from any thread; existing notes stay as they are. Raises `OSError` or `ProtocolError`."""
+        """Store these notes, from any thread; existing ones are not replaced. Raises `OSError` or `ProtocolError`."""
         ...
 
     def have(self, names: list[str]) -> set[str]:
-        """Names among these whose notes are on this node."""
+        """The names among these whose notes are on this node."""
         ...
 
     def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:
-        """Wait for any of these; returns those that exist. Raises `DeadlineExceeded`, `OSError` or `ProtocolError`."""
+        """Wait for any of these; returns all that exist. Raises `DeadlineExceeded`, `OSError` or `ProtocolError`."""
         ...
 
 
 class AgentNotes:
-    """The agent's store of notes.
+    """The store of notes in this node's agent.
 
     Args:
-        address: of the store that this node's agent serves.
+        address: address of the store that the agent serves.
         token: the job's token.
-        build: number of the start of all workers that the notes belong to.
-        rank: of the worker whose notes they are.
+        build: number of the start of all workers to which the notes belong.
+        rank: rank of the worker whose notes they are.
     """
 
     def __init__(self, address: str, token: str, *, build: int, rank: int) -> None:
@@ -50,7 +50,7 @@ class AgentNotes:
         message = AnswersNoted(self._build, self._rank, answers, quiet=True) if answers else None
         if message is None:
             return
-        with self._lock, self._connections.lent() as connection:  # in the order of the calls
+        with self._lock, self._connections.lent() as connection:  # pieces in the order of the calls
             connection.send(message, _SEND_S)
 
     def have(self, names: list[str]) -> set[str]:

@@ -40,7 +40,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(eq=False)
 class _RecordedCall:
-    """One call: its note's name, and the tensors that it fills; `value` once that is known."""
+    """One call: its note's name, the tensors that it fills, and their `value` once it is known."""
 
     name: str
     call: SetUpCall
@@ -53,12 +53,12 @@ class _RecordedCall:
 
 
 class Recording:
-    """Records the calls of this worker.
+    """Records the set-up calls of this worker and their answers.
 
     Args:
         notes: stores the notes.
         rank_in_world: this worker's rank in the world.
-        unit: ranks of one replica.
+        unit: number of ranks in one replica.
     """
 
     def __init__(self, notes: SetUpNotes, rank_in_world: RankInWorld, unit: int) -> None:
@@ -67,15 +67,15 @@ class Recording:
         self._counts: Counter[str] = Counter()
         self._bounds = NoteBounds()
         self._late: list[_RecordedCall] = []
-        """Calls that are recorded at the end of the set-up."""
+        """Calls whose results are recorded at the end of the set-up."""
         self._held = 0
-        """Bytes of these calls' results."""
+        """Total bytes of the results that are recorded at the end."""
         self._open: list[_RecordedCall] = []
         self._following: list[FollowedWork] = []
         self.refused = ""
         """Reason why no newcomer can be answered, for people; empty if all can."""
         self.fixed = ""
-        """Reason why the answers are invalid in a world of another size, for people; empty if they are valid."""
+        """Reason why the answers are invalid in a world of another size, for people; empty if they are valid there."""
         self._say({WORLD: str(rank_in_world.world).encode()})
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Recording:
             number, self._counts[counted] = self._counts[counted], self._counts[counted] + 1
             own = call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT, AnswerKind.RECEIVED)
             name = f"b/{group}/{number}" if call.kind is AnswerKind.BARRIER else f"a/{counted}/{number}"
-            if call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT):  # all ranks may know that it was called
+            if call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT):  # all ranks may know the call, but not its answer
                 self._say({name: _ENCODER.encode(msgspec.structs.replace(note, outputs=[]))})
             if own:
                 name = f"r{rank}/{counted}/{number}"
@@ -144,7 +144,7 @@ class Recording:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def _follow(self, recorded: _RecordedCall, work: Any) -> Any:
-        """NCCL's work ends on the device: read the result when the script, or the end of the set-up, waits for it."""
+        """Record the result of NCCL's work, which ends on the device, when the script or the set-up's end awaits it."""
         followed = FollowedWork(work, lambda: self._done(recorded, -1))
         self._following.append(followed)
         return followed
@@ -162,7 +162,7 @@ class Recording:
         return FollowedWork(work, follow) if waiting else work
 
     def _done(self, recorded: _RecordedCall, source: int) -> None:
-        """Record the result of a call, in the thread that has filled it, before it can change."""
+        """Record the result of a call, in the thread that has filled it, before the script can change it."""
         keep = recorded not in self._late or self._held + recorded.nbytes <= ALIKE_BYTES + OWN_BYTES
         try:
             value = calls.value_of(recorded.call.outputs) if keep else None
@@ -187,7 +187,7 @@ class Recording:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def settle(self, protected: Iterable[torch.Tensor]) -> None:
-        """At the end of the set-up record large results, unless they are protected state, and the numbers of calls.
+        """At the end of the set-up, record the numbers of calls, and all large results that are not protected state.
 
         Args:
             protected: the tensors of protected state.

@@ -25,12 +25,12 @@ _PIECES_TOGETHER = 8
 
 
 class Replay:
-    """Answers the calls of this worker.
+    """Answers the set-up calls of this newcomer.
 
     Args:
         notes: stores the notes.
         rank_in_world: this worker's rank in the world.
-        unit: ranks of one replica.
+        unit: number of ranks in one replica.
         patience: longest wait for the first workers to reach a call, in seconds.
         refuted: called with the reason why this worker would not be equal, before the error is raised.
         alone: called with the name and line of a call whose answer belongs to this rank alone.
@@ -50,7 +50,7 @@ class Replay:
         self._patience, self._refuted, self._alone = patience, refuted, alone
         self._counts: Counter[str] = Counter()
         self._sizes: list[int] = []
-        """Sizes of the objects that this rank sends to all, until their bytes follow."""
+        """Sizes of the objects that this rank sends to all, kept until the objects' bytes follow."""
         self._rank: int | None = None
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Replay:
         return finished_work(result, source=note.source)
 
     def _send_again(self, sent: list[Any], note: Note, value: bytes) -> None:
-        """Replace the objects that a newcomer would send by those that the others have (a name with the time in it)."""
+        """Replace objects that this newcomer would send by those that the others have (a name with the time in it)."""
         tensor = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
         if note.outputs[0].dtype != "uint8":
             self._sizes = tensor.view(torch.int64).tolist()
@@ -107,7 +107,7 @@ class Replay:
 
     @property
     def rank(self) -> int:
-        """Rank whose notes apply here: the same rank among the first workers, or its place in the first replica."""
+        """The rank whose notes apply here: the same rank among the first workers, or its place in the first replica."""
         if self._rank is None:
             place = self._rank_in_world.rank % self._unit
             found = self._ask([WORLD], place, "the first workers")
@@ -123,7 +123,7 @@ class Replay:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def _wait_for_barrier(self, call: SetUpCall, group: str) -> None:
-        """Wait until the first workers had passed this barrier. One barrier more or less makes no difference."""
+        """Wait until the first workers have passed this barrier. An extra or missing barrier makes no difference."""
         number, self._counts[f"b/{group}"] = self._counts[f"b/{group}"], self._counts[f"b/{group}"] + 1
         self._ask([f"b/{group}/{number}", self._end, REFUSED], self.rank, call.note.where)
 
@@ -167,7 +167,7 @@ class Replay:
             self._refuse(why)
 
     def settle(self, _: Iterable[torch.Tensor]) -> None:
-        """At the end of the set-up check that it had as many calls as that of the first workers.
+        """At the end of the set-up, check that it had as many calls as the set-up of the first workers.
 
         Raises `SetUpDiffers` or `DeadlineExceeded`.
         """

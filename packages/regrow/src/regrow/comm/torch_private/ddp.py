@@ -1,8 +1,8 @@
 """State that DistributedDataParallel shares between ranks: buffers, and buckets of gradients.
 
 DDP rebuilds its buckets after a process's first iteration, and their layout decides the order of summation. A newcomer
-that still has the first layout would hang or corrupt the others, so every worker settles the layout before its first
-real step.
+that still has the first layout would hang or corrupt the others, so every worker fixes the final layout before its
+first real step.
 """
 
 import gc
@@ -16,7 +16,7 @@ from regrow.core.errors import UsageError
 
 
 def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
-    """DDP wrappers in these objects: also inside other modules, and below `torch.compile`; each once."""
+    """DDP wrappers in these objects, each once; also those inside other modules, and below `torch.compile`."""
     found: dict[int, DistributedDataParallel] = {}
     for item in objects:
         for module in item.modules() if isinstance(item, nn.Module) else ():
@@ -30,8 +30,8 @@ def made_elsewhere(
 ) -> list[DistributedDataParallel]:
     """The DDP modules of this process that wrap parameters of these objects, except the known ones.
 
-    `protect(net)` may have come before `DDP(net)`, and a trainer may wrap the model that it is given. In the order of
-    the parameters, which is the same in all workers.
+    `protect(net)` may have come before `DDP(net)`, and a trainer may wrap the model that it is given. The result is in
+    the order of the parameters, which is the same in all workers.
     """
     places = {
         id(parameter): at
@@ -42,14 +42,14 @@ def made_elsewhere(
     left_out = {id(module) for module in known}
 
     def others() -> list[tuple[int, DistributedDataParallel]]:
-        # By the type's own bases: `isinstance` may run code of objects that imitate others, `issubclass` is slow.
+        # Check the type's own bases: `isinstance` may run code of objects that imitate others, `issubclass` is slow.
         living = (item for item in gc.get_objects() if DistributedDataParallel in type(item).__mro__)
         held = ((_first_place(module, places), module) for module in living if id(module) not in left_out)
         return [(place, module) for place, module in held if place is not None]
 
     if not places or not others():
         return []
-    gc.collect()  # collect those that the script has dropped
+    gc.collect()  # collect modules that the script has dropped
     return [module for _, module in sorted(others(), key=lambda found: found[0])]
 
 
@@ -87,7 +87,7 @@ def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[Distrib
 def reset_all(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
     """Reset modules whose forward may have made their reducer expect gradients that never came.
 
-    The next backward would be taken for the reduced one, even if `synchronize` has switched reduction off.
+    Otherwise the reducer would reduce in the next backward, even if `synchronize` has switched reduction off.
     """
     reset = list(modules)
     for module in reset:
@@ -96,10 +96,10 @@ def reset_all(modules: Iterable[DistributedDataParallel]) -> list[DistributedDat
 
 
 def settle_buckets(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
-    """After one whole backward pass, give the buckets their final layout now, not in the next forward.
+    """After one whole backward pass, give the buckets their final layout now instead of in the next forward.
 
-    Call it while collectives are answered locally: torch would synchronize the layout with all ranks, and the others
-    settled theirs long ago. Returns modules that have had no whole backward pass yet, to be settled later.
+    Call it while collectives are answered locally: torch would synchronize the layout with all ranks, but the others
+    have fixed theirs before. Returns modules that have had no whole backward pass yet, for a later call.
     """
     return [module for module in modules if not module.reducer._rebuild_buckets()]
 
@@ -116,10 +116,10 @@ def buckets(modules: Iterable[DistributedDataParallel]) -> str:
 
 
 def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
-    """Have buffers synchronized at the end of a step instead of in the forward; returns the modules that have any.
+    """Synchronize buffers at the end of a step instead of in the forward; returns the modules that have buffers.
 
     DDP gives all ranks the buffers of rank 0 before each forward. Between two steps each rank then has running
-    statistics of its own, and those of rank 0, which count, would be lost with it.
+    statistics of its own, and those of rank 0, which all ranks will get, would be lost with rank 0.
     """
     taken = [module for module in modules if module.broadcast_buffers and len(module.modules_buffers) > 0]
     for module in taken:
@@ -128,7 +128,7 @@ def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[Distri
 
 
 def share_buffers(modules: Iterable[DistributedDataParallel]) -> None:
-    """Give all ranks the buffers of rank 0. A collective; raises the errors of one."""
+    """Give all ranks the buffers of rank 0. A collective; raises the errors of collectives."""
     for module in modules:
         module._sync_buffers()  # type: ignore[no-untyped-call]
 
@@ -140,7 +140,7 @@ def synchronize(modules: Iterable[DistributedDataParallel], on: bool) -> None:
 
 
 def group_of(modules: Iterable[DistributedDataParallel]) -> ProcessGroup | None:
-    """The group that all modules reduce over; None without modules.
+    """The group over which all modules reduce; None without modules.
 
     Raises:
         UsageError: they reduce over different groups.

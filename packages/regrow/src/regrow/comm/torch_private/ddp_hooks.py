@@ -1,4 +1,4 @@
-"""Communication hooks of DDP: detects a state that steps change and that no newcomer could have.
+"""Communication hooks of DDP: detects a state that steps change and that a newcomer cannot get.
 
 PowerSGD's error feedback and its iteration counter are such a state: a step that runs again would find them one step
 ahead, and a newcomer, which has none, would call other collectives than the others.
@@ -34,7 +34,7 @@ class HookStates:
         ]
 
     def refuse_changed(self) -> None:
-        """Raise `UsageError` if the rehearsed step has changed a state."""
+        """Raise `UsageError` if the rehearsed step has changed the state of a hook."""
         for name, state, before in self._found:
             if _marks(state) != before:
                 raise UsageError(
@@ -45,7 +45,7 @@ class HookStates:
 
 
 def _marks(value: Any, depth: int = _DEPTH) -> Any:
-    """Marks that show whether a value was changed, without a copy of its tensors."""
+    """Marks by which a change of the value is detected, without a copy of its tensors."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, torch.Tensor):

@@ -1,12 +1,12 @@
-"""Device meshes in a world that changes its size: the objects stay the same, and get other ranks.
+"""Device meshes in a world that changes its size: the mesh objects stay the same, and get other ranks.
 
-Ranks are numbered replica by replica, so a mesh of the whole world counts replicas by its first dimension. That one
-becomes longer or shorter; slices and flattened dimensions that contain it follow. A mesh inside one replica moves with
-it. FSDP2 and `DTensor` hold such meshes, and values that they derived from them are computed anew.
+Ranks are numbered replica by replica, so a mesh of the whole world counts replicas by its first dimension. That
+dimension becomes longer or shorter; slices and flattened dimensions that contain it follow. A mesh inside one replica
+moves with that replica. FSDP2 and `DTensor` hold such meshes, and values that they derived from them are computed anew.
 
 torch has no function for this. Its data of a mesh are fields of `torch.distributed.device_mesh.DeviceMesh`: a root has
 a `_rank_map` in row-major order, and every mesh a `_layout` of sizes and strides into that of its root. Only this file
-depends on them, as they are in torch 2.13.
+depends on these fields, as they are in torch 2.13.
 """
 
 import functools
@@ -29,9 +29,9 @@ from regrow.core.errors import StateError
 
 _KNOWN: list["weakref.ref[DeviceMesh]"] = []
 _SPANS = "_regrow_spans"
-"""Attribute of a mesh: for each of its dimensions, whether it contains the first of its root."""
+"""Attribute of a mesh: for each of its dimensions, whether it contains the first dimension of the mesh's root."""
 _ACROSS = "_regrow_across"
-"""Attribute of a root: whether it covers all replicas, or one."""
+"""Attribute of a root mesh: whether it covers all replicas, or only one."""
 _CAN_FOLLOW = hasattr(_mesh_layout, "_FlatLayout") and hasattr(DeviceMesh, "_init_one_process_group")
 _HINT = "number ranks replica by replica, and let the first dimension of the mesh count the replicas"
 
@@ -40,7 +40,7 @@ def watch() -> None:
     """From now on track every mesh, and give each of its dimensions a group of its own.
 
     Call it before the script makes any mesh. torch lets a dimension that spans the world use the default group. With
-    one replica that would be the dimension of the shards, which must keep its ranks when the default group gets more.
+    one replica that would be the dimension of the shards, which must keep its ranks when the default group grows.
     """
     mesh_class: Any = DeviceMesh
     init, flatten = mesh_class.__init__, mesh_class._create_flatten_mesh
@@ -72,7 +72,7 @@ def watch() -> None:
 
 
 def follows(*, unit: int, world: int) -> list[dist.ProcessGroup]:
-    """The groups of mesh dimensions that contain all replicas, even if there is only one."""
+    """Groups of the mesh dimensions that contain all replicas, even if there is only one replica."""
     found: list[dist.ProcessGroup] = []
     for mesh in _known():
         if _is_across(mesh._get_root_mesh(), unit, world) and _has_groups(mesh):
@@ -81,7 +81,7 @@ def follows(*, unit: int, world: int) -> list[dist.ProcessGroup]:
 
 
 def inside(*, unit: int, world: int) -> list[dist.ProcessGroup]:
-    """The groups of mesh dimensions that are inside a replica."""
+    """Groups of the mesh dimensions that are inside a replica."""
     found: list[dist.ProcessGroup] = []
     for mesh in _known():
         if _is_across(mesh._get_root_mesh(), unit, world) and _has_groups(mesh):
@@ -90,12 +90,12 @@ def inside(*, unit: int, world: int) -> list[dist.ProcessGroup]:
 
 
 def refusal(objects: Iterable[object], *, unit: int, world: int) -> str:
-    """Reason why the world of these objects and of the script's meshes cannot change its size, for people; else empty.
+    """Reason why these objects and the script's meshes cannot get another world size, for people; empty if they can.
 
     Args:
         objects: the protected objects.
-        unit: ranks of one replica.
-        world: ranks of the present world.
+        unit: number of ranks in one replica.
+        world: number of ranks in the present world.
     """
     protected = list(objects)
     reasons = [_refusal_of(mesh, unit, world) for mesh in _known()]
@@ -106,17 +106,17 @@ def refusal(objects: Iterable[object], *, unit: int, world: int) -> str:
 
 
 def resize(objects: Iterable[object], *, unit: int, before: int, world: int, rank: int) -> None:
-    """Adapt all meshes to the world, or to this worker's rank in it. The groups must be formed in the new world before.
+    """Adapt all meshes to the world, or to this worker's rank in it. The groups must already be formed in that world.
 
     Args:
         objects: the protected objects.
-        unit: ranks of one replica.
-        before: ranks of the world that the meshes belong to.
-        world: ranks of the present world.
-        rank: this worker's in it.
+        unit: number of ranks in one replica.
+        before: number of ranks in the world for which the meshes were made.
+        world: number of ranks in the present world.
+        rank: this worker's rank in it.
 
     Raises:
-        StateError: a mesh cannot be adapted; `refusal` has reported it.
+        StateError: a mesh cannot be adapted; `refusal` has reported it before.
     """
     protected, meshes = list(objects), _known()
     if before != world:
@@ -140,7 +140,7 @@ def resize(objects: Iterable[object], *, unit: int, before: int, world: int, ran
 
 
 def _known() -> list[DeviceMesh]:
-    """All existing meshes, roots before those derived from them."""
+    """All existing meshes, root meshes before those derived from them."""
     return [mesh for known in list(_KNOWN) if (mesh := known()) is not None and hasattr(mesh, "_dim_group_names")]
 
 
@@ -154,14 +154,14 @@ def _has_groups(mesh: DeviceMesh) -> bool:
 
 
 def _inner(root: DeviceMesh) -> int:
-    """Number of ranks at each index of the first dimension."""
+    """Number of ranks at each index of a root's first dimension."""
     return math.prod(root.shape[1:])
 
 
 def _spans(mesh: DeviceMesh) -> tuple[bool, ...]:
-    """For each dimension, whether it contains the first of the root.
+    """For each dimension of a mesh, whether it contains the first dimension of the mesh's root.
 
-    If that one has length 1, no layout shows it: names do, and the earlier result.
+    If the root's first dimension has length 1, no layout shows this: names do, and the earlier result.
     """
     root, kept = mesh._get_root_mesh(), getattr(mesh, _SPANS, None)
     if mesh is root:
@@ -175,7 +175,7 @@ def _spans(mesh: DeviceMesh) -> tuple[bool, ...]:
 
 
 def _extent(axis: Any) -> int:
-    """The last index into the rank map that a dimension reaches, from 0."""
+    """Largest index into the rank map that a dimension reaches, starting from 0."""
     return sum((size - 1) * stride for size, stride in axis.sizes_and_strides)
 
 
@@ -195,7 +195,7 @@ def _is_across(root: DeviceMesh, unit: int, world: int) -> bool:
 
 
 def _across(root: DeviceMesh, unit: int, world: int) -> bool | None:
-    """The same; None if that cannot be known, as there is only one replica yet."""
+    """As `_is_across`; None if that cannot be known, because there is only one replica yet."""
     kept: bool | None = getattr(root, _ACROSS, None)
     if kept is None and not _is_whole(root, world):
         kept = False
@@ -227,7 +227,7 @@ def _refusal_of(mesh: DeviceMesh, unit: int, world: int) -> str:
 
 
 def _grows(axis: Any, root: DeviceMesh) -> bool:
-    """True if a dimension contains all of the root's first one, outermost."""
+    """True if a dimension contains all of the root's first dimension, as its outermost part."""
     inner, length = _inner(root), root.shape[0]
     if length == 1:
         return True
@@ -268,7 +268,7 @@ def _refusal_of_ddp(group: dist.ProcessGroup, unit: int, world: int) -> str:
 def _lengthen(
     root: DeviceMesh, family: list[DeviceMesh], spans: dict[int, tuple[bool, ...]], *, before: int, world: int
 ) -> None:
-    """Give the first dimension of a root, and those derived from it, another length."""
+    """Give the first dimension of a root mesh, and dimensions derived from it, the length for `world` ranks."""
     inner = _inner(root)
     rows = [root._rank_map[:inner] + start for start in range(0, world, inner)]
     for mesh in family:
@@ -281,7 +281,7 @@ def _lengthen(
 
 
 def _other_length(axis: Any, inner: int, before: int, after: int) -> Any:
-    """A dimension whose outermost part is the root's first one, with another length of that part."""
+    """A dimension whose outermost part, the root's first dimension, has another length."""
     parts = list(axis.sizes_and_strides)
     if before > 1:
         size, stride = parts.pop(0)
@@ -311,7 +311,7 @@ def _infos(objects: list[object]) -> Iterator[Any]:
 
 
 def _dtensors(objects: list[object]) -> Iterator[DTensor]:
-    """Parameters, their gradients, buffers and the state of optimizers."""
+    """DTensors among the parameters, their gradients, buffers and the state of optimizers."""
     for item in objects:
         tensors: list[Any] = []
         if isinstance(item, nn.Module):

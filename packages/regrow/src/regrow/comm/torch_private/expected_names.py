@@ -1,4 +1,4 @@
-"""The names of torch that regrow uses and torch does not promise to keep. They exist in torch 2.11 to 2.15.
+"""The names that regrow uses and torch does not promise to keep. They exist in torch 2.11 to 2.15.
 
 They are checked when a worker's groups are made, so that a missing one is reported before the training, and not by an
 `AttributeError` in the middle of a recovery.
@@ -48,7 +48,7 @@ LESS = {
     "torch.distributed._mesh_layout._FlatLayout": _KEEPS_ITS_SIZE,
     "torch.distributed.device_mesh.DeviceMesh._init_one_process_group": _KEEPS_ITS_SIZE,
 }
-"""Names that some of these versions lack, and the limitation of a job without them."""
+"""Names that some of these versions lack, each with the limitation of a job without it."""
 
 
 def missing(names: tuple[str, ...] = NAMES) -> list[str]:
@@ -68,7 +68,7 @@ def _has(name: str) -> bool:
 
 
 def check() -> None:
-    """Raise `UsageError` if this torch lacks a name: then it is not one of the versions that regrow was run with."""
+    """Raise `UsageError` if this torch lacks a name, so that it is no version with which regrow was tested."""
     lacking = missing()
     if lacking:
         raise UsageError(

@@ -1,7 +1,7 @@
 """State that an aborted step leaves in FSDP2 modules (`fully_shard`, `replicate`), and functions that clear it.
 
 FSDP keeps the state of an iteration: the modules whose parameters are gathered, pending gathers and reductions, and
-hooks still to run. A step that is cut off leaves that as it is.
+hooks still to run. A step that is cut off leaves this state as it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ def refuse_what_cannot_run_again(modules: Iterable[FSDPModule]) -> None:
 
 
 def refuse_first_form(objects: Iterable[object]) -> None:
-    """Raises `UsageError` for modules under `FullyShardedDataParallel`, and for optimizers of its flat parameters."""
+    """Raise `UsageError` for modules under `FullyShardedDataParallel`, and for optimizers of its flat parameters."""
     for item in objects:
         modules = item.modules() if isinstance(item, nn.Module) else ()
         groups = item.param_groups if isinstance(item, torch.optim.Optimizer) else ()
@@ -72,15 +72,15 @@ def _lacking(modules: Iterable[FSDPModule]) -> Iterator[str]:
 
 
 def reset_unfinished(modules: Iterable[FSDPModule]) -> None:
-    """After an aborted step, prepare for the next one. Gradients of the step are dropped.
+    """After an aborted step, prepare for the next one. Gradients of the aborted step are dropped.
 
     Call it when the generation is halted, before or after the next one is formed: it waits for pending work, which must
-    have ended or failed. Also right if nothing was pending, and without any module.
+    have ended or failed. The call is also right if nothing was pending, and without any module.
     """
     for root in modules:
         state = _state(root)
         if state._is_root is None:
-            continue  # it has had no forward yet, so that torch has nothing to reset
+            continue  # it has had no forward yet, so torch has nothing to reset
         groups = list(groups_of(root))
         for group in groups:
             _settle(group)
@@ -93,10 +93,10 @@ def reset_unfinished(modules: Iterable[FSDPModule]) -> None:
 
 
 def reshard(modules: Iterable[FSDPModule]) -> None:
-    """Free every whole copy of parameters; call it when their shards have been overwritten.
+    """Free every whole copy of parameters. Call it when the parameters' shards have been overwritten.
 
-    A root keeps its whole parameters after a forward, and a script may keep others; they would be stale. For use
-    between two steps; in the middle of one, call `reset_unfinished` first.
+    A root keeps its whole parameters after a forward, and a script may keep others; these copies would be stale. Only
+    for use between two steps; in the middle of a step, call `reset_unfinished` first.
     """
     for root in modules:
         for module in root.modules():  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
 
 
 def synchronize(modules: Iterable[FSDPModule], on: bool) -> None:
-    """Switch reduction in the next backwards on or off; without it, whole gradients add up until one reduces."""
+    """Switch reduction in the next backwards on or off; while it is off, whole gradients add up."""
     for root in modules:
         root.set_requires_gradient_sync(on)
 
@@ -114,7 +114,7 @@ def shard_size(modules: Iterable[FSDPModule]) -> int:
     """Number of ranks over which parameters are sharded, 1 without modules; these ranks share one replica's data.
 
     Raises:
-        UsageError: it is not the same for all modules.
+        UsageError: the number is not the same for all modules.
     """
     sizes = {getattr(group.mesh_info, "shard_mesh_size", 1) for group in parameter_groups(modules)}
     if len(sizes) > 1:
@@ -126,7 +126,7 @@ def shard_size(modules: Iterable[FSDPModule]) -> int:
 
 
 def parameter_groups(modules: Iterable[FSDPModule]) -> Iterator[Any]:
-    """FSDP's parameter groups below these roots, also before the first forward."""
+    """FSDP's parameter groups below these roots; works also before the first forward."""
     for root in modules:
         for module in root.modules():  # type: ignore[attr-defined]
             if isinstance(module, FSDPModule):
@@ -147,7 +147,7 @@ def groups_of(root: FSDPModule) -> Iterator[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    """The groups of one module: one or none before torch 2.13."""
+    """The parameter groups of one module; at most one before torch 2.13."""
     found: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if found is not None:
         return found
@@ -173,5 +173,5 @@ def _drop_gradients(group: Any) -> None:
     for parameter in group.fsdp_params:
         if hasattr(parameter, "_unsharded_param"):
             parameter._unsharded_param.grad = None
-        if _ACCUMULATED in vars(parameter):  # from torch 2.15 on another name of the gradient above
+        if _ACCUMULATED in vars(parameter):  # from torch 2.15 on, another name of the gradient above
             setattr(parameter, _ACCUMULATED, None)

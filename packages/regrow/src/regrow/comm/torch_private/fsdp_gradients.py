@@ -1,7 +1,7 @@
 """FSDP2's gradients of single micro-batches: taken after each backward, given back as a sum.
 
-With its all-reduce switched off, a backward of HSDP ends with the sum over the ranks of the shard dimension, which FSDP
-keeps in one flat tensor for each of its parameter groups, to add the next one to it. It is taken from FSDP before that.
+With its all-reduce switched off, a backward of HSDP ends with the sum over the ranks of the shard dimension. FSDP keeps
+it in one flat tensor for each of its parameter groups, to add the next sum to it; it is taken from FSDP before that.
 Without a replicate dimension the sum is in the sharded parameters' gradients.
 """
 
@@ -18,7 +18,7 @@ from regrow.hydration.shards import local
 
 
 class ShardSums:
-    """The gradients of one parameter group of FSDP's."""
+    """The gradients of one of FSDP's parameter groups."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -38,7 +38,7 @@ class ShardSums:
         return [each.sharded_param for each in self._parameters]
 
     def take(self) -> list[torch.Tensor]:
-        """The gradients of the last backward, as flat tensors; FSDP forgets them."""
+        """Remove and return the gradients of the last backward, as flat tensors."""
         if self.replicas is None:
             return [self._taken(each.sharded_param) for each in self._parameters]
         flat, self._group._partial_reduce_output = self._group._partial_reduce_output, None
@@ -59,12 +59,12 @@ class ShardSums:
         return (torch.zeros_like(local(parameter)) if gradient is None else local(gradient)).reshape(-1)
 
     def put(self, sums: list[torch.Tensor]) -> None:
-        """Make these sums the parameters' gradients."""
+        """Make these sums the gradients of the parameters."""
         if self.replicas is None:
             for each, flat in zip(self._parameters, sums, strict=True):
                 each.sharded_param.grad = each.to_sharded_dtensor(flat.view(each.sharded_size))
             return
-        # From torch 2.15 on a group's parameters may differ in dtype, so each has its own.
+        # From torch 2.15 on a group's parameters may differ in dtype, so each parameter has a tensor of its own.
         dtype = getattr(self._group, "_orig_dtype", None) or getattr(self._parameters[0], "orig_dtype", None)
         flat, at = sums[0].to(dtype or sums[0].dtype), 0
         for each in self._parameters:
@@ -74,7 +74,7 @@ class ShardSums:
 
 
 def prepare(modules: Iterable[FSDPModule], shard_size: int) -> None:
-    """Have every backward end with the mean over the shard dimension, whatever the number of replicas."""
+    """Make every backward end with the mean over the shard dimension, whatever the number of replicas."""
     for root in modules:
         root.set_requires_gradient_sync(True)
         root.set_requires_all_reduce(False)
@@ -86,6 +86,6 @@ def prepare(modules: Iterable[FSDPModule], shard_size: int) -> None:
 
 
 def sums_of(modules: Iterable[FSDPModule]) -> list[ShardSums]:
-    """One for each parameter group that trains, in the same order on all ranks; call it after the first forward."""
+    """The `ShardSums` of each parameter group that trains, in the same order on all ranks; only after a forward."""
     found = [ShardSums(group) for root in modules for group in groups_of(root) if group.fsdp_params]
     return [sums for sums in found if sums.parameters]

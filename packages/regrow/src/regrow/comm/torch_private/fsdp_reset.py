@@ -18,7 +18,7 @@ _OF_GROUP = (*_EVENTS, *_UNDER_WAY, "_post_forward_indices", "_training_state", 
 
 
 def by_torch() -> bool:
-    """True if this torch can do it itself."""
+    """True if this torch can reset FSDP itself."""
     return hasattr(FSDPModule, "reset_iter_state")
 
 
@@ -36,8 +36,8 @@ def reset(state: Any, groups: Sequence[Any]) -> None:
     """End the iteration of a root that has had a forward; its unreduced gradients are lost.
 
     Args:
-        state: of the root.
-        groups: all parameter groups below it; none of their gathers may have failed.
+        state: FSDP's state of the root.
+        groups: all parameter groups below the root; none of their gathers may have failed.
     """
     stream = state._device_handle.current_stream()
     for event in _awaited(state._comm_ctx, groups):
@@ -57,7 +57,7 @@ def reset(state: Any, groups: Sequence[Any]) -> None:
 
 
 def _awaited(shared: Any, groups: Iterable[Any]) -> Iterator[Any]:
-    """The events after which the iteration's memory is free."""
+    """The events after which the memory of the iteration is free."""
     scattering = getattr(shared, "reduce_scatter_states", None) or [getattr(shared, "reduce_scatter_state", None)]
     found = [getattr(each, "event", None) for each in (shared.all_gather_state, *scattering)]
     found += getattr(shared, "_last_post_reduce_events", {}).values()

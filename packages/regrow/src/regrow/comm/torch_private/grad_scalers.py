@@ -7,12 +7,12 @@ from torch.optim import Optimizer
 
 
 def begin_anew(objects: Iterable[object]) -> None:
-    """Make the protected scalers and optimizers forget `unscale_` and `step` of a body that runs again."""
+    """Make the protected scalers and optimizers forget that an aborted body has called `unscale_` or `step`."""
     for thing in objects:
-        if isinstance(thing, GradScaler) and thing.is_enabled():  # else it has no such state
-            # A field of torch's own, with the same name since 1.6; it is also empty after `update()`.
+        if isinstance(thing, GradScaler) and thing.is_enabled():  # a disabled scaler has no such state
+            # A field of torch's own, with the same name since 1.6; `update()` empties it too.
             thing._per_optimizer_states.clear()
         elif isinstance(thing, Optimizer) and getattr(thing, "_step_supports_amp_scaling", False):
-            # Set by the scaler around `step`, which was cut off: the next scale would be multiplied by this one.
+            # The scaler sets it around `step`, which was cut off: the next scale would be multiplied by this value.
             for name in ("grad_scale", "found_inf"):
                 vars(thing).pop(name, None)

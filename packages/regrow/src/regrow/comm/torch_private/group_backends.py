@@ -1,7 +1,7 @@
 """Groups for which a script names a backend of torch's: regrow's backend serves them under that name.
 
 Megatron and torchtitan make groups of gloo beside those of NCCL. torch would form them by the default group's store,
-which refuses that here, and could neither end them at a fault nor form them anew.
+which refuses that here, and torch could neither end them at a fault nor form them anew.
 """
 
 import functools
@@ -17,17 +17,17 @@ from regrow.devices import accelerators, nvidia
 _GLOO, _NCCL = "gloo", "nccl"
 _MAKER = "_new_process_group_helper"
 _BACKEND_AT = 3
-"""Position of the backend among the maker's arguments, which torch passes by position."""
+"""Position of the backend among the arguments of torch's group-making function, which torch passes by position."""
 _asked = threading.local()
 
 
 def asked_for_devices() -> bool:
-    """True if the group that this thread is making serves devices, too: it is not for gloo alone."""
+    """True if the group that this thread is making is to serve devices too, and not only the processor (gloo)."""
     return getattr(_asked, "devices", True)
 
 
 def serve(kind: type[ProcessGroup]) -> None:
-    """While the default group is of this kind, make other groups of it too, if it can serve the wanted backends."""
+    """While the default group is of this kind, make other groups of it too, if it can serve their named backends."""
     maker = vars(c10d)[_MAKER]
 
     @functools.wraps(maker)
@@ -48,7 +48,7 @@ def serve(kind: type[ProcessGroup]) -> None:
 
 
 def _wanted(args: tuple[Any, ...]) -> set[str] | None:
-    """The wanted backends; None if regrow's cannot replace them, or is the wanted one."""
+    """The named backends; None if regrow's backend cannot replace them, or is the named one."""
     if len(args) <= _BACKEND_AT:
         return None
     named = {each.rpartition(":")[2] for each in str(args[_BACKEND_AT]).lower().split(",")}

@@ -1,4 +1,4 @@
-"""Ranks of the group that torch is making, while it makes it.
+"""Ranks of the group that torch is making, available while torch makes it.
 
 torch gives a backend the group's name and this rank's place in it. The backend then publishes its address in the store,
 before torch stores the group's ranks anywhere. A store that knows the ranks keeps each address near its rank.
@@ -16,16 +16,16 @@ _making = threading.local()
 
 
 def ranks_of(name: str) -> Sequence[int]:
-    """The world's ranks, in the group's order, of the group of this name that this thread is making.
+    """Ranks in the world, in the group's order, of the group with this name that this thread is making.
 
-    Empty if it makes none of that name, if that is the default group, and if this torch does not show the ranks.
+    Empty if the thread makes no group of that name, for the default group, and if this torch does not show the ranks.
     """
     found, ranks = getattr(_making, "group", ("", ()))
     return ranks if found == name else ()
 
 
 def watch() -> None:
-    """From now on provide `ranks_of`. May be called again."""
+    """Provide `ranks_of` from now on. May be called again."""
     maker = vars(c10d).get(_MAKER)
     code = getattr(maker, "__code__", None)
     if maker is None or code is None or hasattr(maker, "__wrapped__"):

@@ -35,34 +35,34 @@ def compiled() -> float:
 
 
 def compiled_module(module: object) -> object | None:
-    """The module that `torch.compile` has wrapped in this one; None if it has not."""
+    """The module inside a wrapper made by `torch.compile`; None if the module is no such wrapper."""
     return getattr(module, "_orig_mod", None)
 
 
 def schedulers_in(scheduler: object) -> Iterable[object]:
-    """Schedulers inside one of several, such as `SequentialLR`."""
+    """The schedulers inside a scheduler that combines several, such as `SequentialLR`."""
     found: Iterable[object] = getattr(scheduler, "_schedulers", ())
     return found
 
 
 def can_be_watched(optimizer: torch.optim.Optimizer) -> bool:
-    """False for an optimizer that wraps another one without being one itself: it takes no hooks (Opacus has such)."""
+    """True if hooks on the optimizer work; False for one that wraps another without being one itself (as in Opacus)."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
-    """An empty group to register real backends with."""
+    """An empty group in which real backends can be registered."""
     return ProcessGroup(store, rank, size)
 
 
 def calls_being_coalesced() -> dict[Any, Any]:
-    """For each group inside torch's coalescing manager, the calls collected so far."""
+    """The calls collected so far inside torch's coalescing manager, by group."""
     collected: dict[Any, Any] = _world.pg_coalesce_state
     return collected
 
 
 def name_ranks(group: ProcessGroup, ranks: list[int]) -> None:
-    """Update torch's record of the group's ranks in the world, after these have changed."""
+    """Update torch's record of the group's ranks in the world, after these ranks have changed."""
     known = _world.pg_group_ranks.get(group)
     if known is not None:
         known.clear()
@@ -70,7 +70,7 @@ def name_ranks(group: ProcessGroup, ranks: list[int]) -> None:
 
 
 def coalesced(group: ProcessGroup, device: torch.device, operations: list[dist.P2POp]) -> list[Work]:
-    """A batch of sends and receives inside torch's coalescing manager, as torch does it for its own groups."""
+    """Issue a batch of sends and receives inside torch's coalescing manager, as torch does for its own groups."""
     with c10d._coalescing_manager(group, device, async_ops=True) as manager:
         for each in operations:
             to = "group_dst" if each.op is dist.isend else "group_src"
@@ -80,7 +80,7 @@ def coalesced(group: ProcessGroup, device: torch.device, operations: list[dist.P
 
 
 def objects_of(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
-    """The objects whose pickles a tensor contains one after another, decoded as torch does it on receipt."""
+    """The objects whose pickles a tensor contains one after another, decoded as torch decodes them on receipt."""
     found, at = list[Any](), 0
     for size in sizes:
         found.append(c10d._tensor_to_object(tensor[at : at + size], size, None))  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ def objects_of(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
 
 
 def storage_name(tensor: torch.Tensor) -> object:
-    """Equal for tensors in the same memory, which is not reused while this object exists."""
+    """A value that is equal for tensors in the same memory, which is not reused while the value exists."""
     return _StorageName(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
 
 
@@ -113,8 +113,8 @@ def serve_by(
     """Have torch accept groups of this kind where it checks for its own by their exact type.
 
     Args:
-        set_timeout: for `_set_pg_timeout`, which else only warns.
-        send_together: for `batch_isend_irecv`, which else makes separate calls; if it returns None these are right.
+        set_timeout: for `_set_pg_timeout`, which would otherwise only warn.
+        send_together: for `batch_isend_irecv`, which otherwise makes separate calls, as it does if this returns None.
     """
     by_itself, one_by_one = c10d._set_pg_timeout, c10d.batch_isend_irecv
 
@@ -135,7 +135,7 @@ def serve_by(
     recorded = getattr(c10d, "_maybe_attach_flight_recorder", None)  # from torch 2.15 on
 
     def attach_flight_recorder(group: ProcessGroup, *args: Any) -> None:
-        # It asks C++ for the group's name, which exists there only for groups with backends of torch's.
+        # It reads the group's name in C++, which has names only of groups with backends of torch's own.
         if recorded is not None and not isinstance(group, kind):
             recorded(group, *args)
 
@@ -153,7 +153,7 @@ def keep_from_compiler(*functions: Callable[..., Any]) -> None:
     as_it_is = eval_frame._FrameAction.SKIP
     for function in functions:
         eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(as_it_is, as_it_is))
-        vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="regrow's own")  # where it is inlined
+        vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="regrow's own")  # for inlined calls
 
 
 __all__ = [

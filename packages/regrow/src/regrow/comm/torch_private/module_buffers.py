@@ -5,5 +5,5 @@ from torch import nn
 
 
 def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """The module's own dictionary of its buffers by name: a new value in it replaces the buffer."""
+    """The dictionary in which the module keeps its buffers by name: a new value in it replaces the buffer."""
     return module._buffers

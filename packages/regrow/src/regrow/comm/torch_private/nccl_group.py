@@ -27,22 +27,22 @@ from regrow.devices import nvidia
 BACKEND = "regrow"
 """Name of regrow's backend in torch's registry."""
 _SHAM = "fake"
-"""torch's backend without communication, for tests and plans."""
+"""torch's backend without communication, for tests and for planning."""
 _TORCHS = ("gloo", "nccl", "xccl", "ucc", "mpi")
 _PASSED = ("is_high_priority_stream", "config")
 """NCCL's settings that a script gives in a group's options; the time limit has an argument of its own."""
 CALL_S: Seconds = 1.0
-"""Longest wait of an abort for calls of other threads, which only enqueue work."""
+"""Longest time that an abort waits for calls of other threads, which only enqueue work."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A script's options of a group on devices.
+    """A script's options for a group on devices.
 
     Attributes:
-        name: of the group, as torch's flight recorder shows it.
-        ranks: of the world, in the group's order.
-        options: the backend's own, from `new_group(pg_options=...)`; None: there are none.
+        name: name of the group, as torch's flight recorder shows it.
+        ranks: ranks in the world, in the group's order.
+        options: the backend's options from `new_group(pg_options=...)`; None: there are none.
     """
 
     name: str = ""
@@ -86,11 +86,11 @@ class Communicator:
 
     @property
     def aborting(self) -> bool:
-        """True once its abort has begun."""
+        """True once the communicator's abort has begun."""
         return self._aborting is not None
 
     def begin_abort(self) -> None:
-        """End all that it runs, including work on the device, without waiting for that. From any thread.
+        """Start to end all its work, including work on the device, without waiting for the end. From any thread.
 
         Several communicators are aborted concurrently: the kernels of one may wait behind those of another, and NCCL's
         abort of one returns only when its own have ended.
@@ -110,7 +110,7 @@ class Communicator:
         if late:
             with self._changed:
                 self._changed.wait_for(lambda: not self._inside)  # `await_abort` still keeps its own time limit
-            self._abort_together()  # what that call has connected meanwhile
+            self._abort_together()  # abort connections that the call has made meanwhile
 
     def _abort_together(self) -> None:
         """Abort all connections of the group as one, if possible: their kernels may wait behind one another too."""
@@ -128,13 +128,13 @@ class Communicator:
         try:
             found = said() if said is not None else None
         except RuntimeError as refused:
-            if "does not support" not in str(refused):  # torch's words for a function that a kind of group lacks
+            if "does not support" not in str(refused):  # torch's message for a function that a kind of group lacks
                 raise
             found = None
         return "" if found is None or found.value == 0 else str(getattr(found, "name", found))
 
     def await_abort(self, within: Seconds) -> bool:
-        """Wait at most `within` seconds for the abort of `begin_abort`; True if it is done."""
+        """Wait at most `within` seconds for the end of the abort that `begin_abort` began; True if it is done."""
         with self._changed:
             aborting = self._aborting
         if aborting is None:
@@ -171,7 +171,7 @@ class Communicator:
 def brought_for(kind: str) -> str:
     """Name of the third-party backend registered with torch for devices of this kind; empty if there is none.
 
-    From 2.15 on torch registers its own backends in the same way, once one is used: these do not count.
+    From 2.15 on torch registers its own backends in the same way, once one is used; these are left out.
 
     Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
     """
@@ -180,7 +180,7 @@ def brought_for(kind: str) -> str:
 
 
 def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
-    """A communicator of the backend registered for this kind of device. It gets the script's options if it has any."""
+    """Make a communicator of the backend registered for this kind of device, with the script's options, if any."""
     made = Backend._plugins[brought_for(kind).upper()]
     limit = timedelta(seconds=run_s)
     if made.extended_api:
@@ -197,7 +197,7 @@ def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds, 
 
 
 def make_communicator(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
-    """NCCL's communicator; it connects at its first collective."""
+    """Make a communicator of NCCL, which connects at its first collective."""
     from torch.distributed import ProcessGroupNCCL
 
     options = nccl_options(ProcessGroupNCCL.Options(), wanted)
@@ -210,7 +210,7 @@ def make_communicator(store: Store, rank: int, size: int, run_s: Seconds, wanted
 
 
 def native_abort(backend: Any) -> tuple[int, int] | None:
-    """Addresses of a C function that aborts it, and of its argument, or None. A third-party backend may give them."""
+    """Addresses of a C function that aborts the backend, and of its argument; None for backends without one."""
     if hasattr(backend, "native_abort"):
         function, argument = backend.native_abort()
         return int(function), int(argument)
@@ -234,7 +234,7 @@ def method_of(instance: object, library: str, kind: str, method: str) -> tuple[i
 
 
 def nccl_options(fresh: Any, wanted: Wanted) -> Any:
-    """New options with the script's settings: torch writes to the options with which a group was made.
+    """New options with the script's settings, because torch writes to the options with which a group was made.
 
     Raises `UsageError` if the script's options are not NCCL's.
     """

@@ -1,6 +1,6 @@
 """Binds a worker to the processors near its accelerator, which torch finds: torchrun's `--numa-binding`.
 
-A fork asks torch, because that initializes a device, and the script may still choose its devices.
+A fork asks torch, because the question initializes a device, and the script may still choose its devices.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/numa.html
 """
@@ -19,14 +19,14 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
 
 ASK_S: Seconds = 60.0
-"""Longest time for an answer: with many devices the initialization takes seconds."""
+"""Longest time for the fork's answer: with many devices the initialization takes seconds."""
 
 
 def bind(mode: str, device: int) -> str:
-    """Bind all present and future threads of this process; returns the reason if that changes nothing, else empty.
+    """Bind all present and future threads of this process; returns the reason if nothing was bound, else empty.
 
     Args:
-        mode: of torchrun: node, socket, exclusive or core-complex.
+        mode: torchrun's name of it: node, socket, exclusive or core-complex.
         device: number of the accelerator on its node.
     """
     allowed = os.sched_getaffinity(0)
@@ -35,7 +35,7 @@ def bind(mode: str, device: int) -> str:
         if found == allowed:
             return "all processors that it may use are as near to its device"
         for thread in map(int, os.listdir("/proc/self/task")):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 if os.sched_getaffinity(thread) == allowed:
                     os.sched_setaffinity(thread, found)
     except (OSError, UsageError) as error:
@@ -50,12 +50,12 @@ def processors(mode: str, device: int) -> set[int]:
     from torch.numa import binding
 
     ask: Callable[..., set[int]] = binding._get_logical_cpus_to_bind_to
-    index = next(iter(inspect.signature(ask).parameters))  # it has had two names
+    index = next(iter(inspect.signature(ask).parameters))  # torch has had two names for it
     return ask(**{index: device}, numa_options=binding.NumaOptions(binding.AffinityMode(mode)))
 
 
 def _in_a_fork(ask: Callable[[], Iterable[int]]) -> set[int]:
-    """The answer of a child. Raises `UsageError` with the child's reason, or if it does not answer in time."""
+    """Run `ask` in a child process. Raises `UsageError` with the child's reason, or if it does not answer in time."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:

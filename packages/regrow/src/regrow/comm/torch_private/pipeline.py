@@ -22,10 +22,10 @@ _LEFT_OVERS = (
 
 
 def reset_unfinished(error: BaseException) -> None:
-    """After a step that this exception ended, empty the schedules that it went through.
+    """After a step that this exception ended, empty the schedules through which the exception passed.
 
-    Schedules are not protected objects, so they are found where they were running: in the exception's traceback. A
-    schedule that is not in it had finished its step.
+    Schedules are not protected objects, so they are found in the exception's traceback, which shows the code that was
+    running. A schedule that is not in the traceback had finished its step.
     """
     module = sys.modules.get(_SCHEDULES)
     if module is None:
@@ -43,7 +43,7 @@ def reset_unfinished(error: BaseException) -> None:
 
 
 def _forget_receives(stage: Any) -> None:
-    """Drop the receive buffers: from 2.15 on torch refuses every later step if one is left.
+    """Drop the receive buffers: from 2.15 on torch refuses every later step if a buffer is left.
 
     Receives that still write to a buffer belong to halted groups, and keep it alive.
     """
@@ -56,7 +56,7 @@ def _forget_receives(stage: Any) -> None:
 
 
 def vote_on_shapes(stage: Any) -> int:
-    """Vote as all other stages do: no stage needs to ask for shapes."""
+    """Vote as all other stages do, that no stage needs to ask for shapes. Raises `UsageError` if this one does."""
     from torch.distributed.pipelining._utils import InferenceMode
 
     if InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward):
@@ -65,7 +65,7 @@ def vote_on_shapes(stage: Any) -> int:
 
 
 def refuse_to_ask(stage: Any) -> NoReturn:
-    """Raise `UsageError` for a stage that asks for shapes."""
+    """Raise `UsageError` for a stage that asks its neighbours for shapes."""
     raise UsageError(
         f"stage {stage.stage_index} of a pipeline would ask its neighbours for the shapes that it receives, and a "
         "newcomer builds without them",
