@@ -45,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: the coordinator, the agent and the command line import this package without torch.
+    # Loaded lazily: the coordinator, the agent and the command line import this package without torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'regrow' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m regrow`: the command line, where the `regrow` script is not on the path."""
+"""`python -m regrow`: the command line, for an environment in which the `regrow` script is not on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Former place of the adapters for other libraries' trainers, which are in `regrow_recipes` now."""
+"""Former module of the adapters for other libraries' trainers, which are in `regrow_recipes` now."""
 
 from regrow.core.process.extras import install_line
 

@@ -1,4 +1,4 @@
-"""Former place of the names of other products, which are in `regrow_recipes` now."""
+"""Former module of the names of other products, which are in `regrow_recipes` now."""
 
 from regrow.core.process.extras import install_line
 

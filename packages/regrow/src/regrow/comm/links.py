@@ -142,7 +142,7 @@ class Links:
 
     @contextlib.contextmanager
     def _passes(self, sock: socket.socket) -> Iterator[None]:
-        """Context in which `halt` ends calls that block in the socket. Closes it at the end, unless the socket is kept."""
+        """Context in which `halt` ends calls that block in the socket. It closes the socket at its end, unless kept."""
         with self._changed:
             self._passing.add(sock)
             halted = self.halted

@@ -32,7 +32,7 @@ class Transport(Protocol):
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Run one method of a process group by name. `done` is called when the answer is there, before its work ends."""
+        """Run a method of a process group by name. `done` is called when the answer is there, before the work ends."""
         ...
 
     def halt(self) -> None:

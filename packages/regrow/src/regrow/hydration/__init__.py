@@ -1,4 +1,4 @@
-"""State from living peers: how training state is named, planned, moved, checked and written to disk.
+"""State from living peers: the naming, planning, transfer, checking and storage of training state.
 
 This package knows nothing of models or optimizers. It moves named tensors and one blob of small Python state from a
 `StateSource` to a `StateSink` (`inventory.py`), which `train` implements.

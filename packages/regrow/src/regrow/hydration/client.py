@@ -1,4 +1,4 @@
-"""Receives state from all healthy holders at once; each sends a different part."""
+"""Receives state from all healthy holders at once; each holder sends a different part."""
 
 import contextlib
 import errno
@@ -34,17 +34,17 @@ from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, whole
 from regrow.hydration.streams import STALL, allow
 
 _GRACE: Seconds = 1.0
-"""Longest wait for further holders once one has answered."""
+"""Longest wait for the answers of further holders once one has answered."""
 _FURTHER: Seconds = 2.0
-"""Longest wait for a further connection, or for an answer on it."""
+"""Longest wait for a further connection to open, or for an answer on it."""
 _READS_OF_A_BAD_CHUNK = 3
 _CANCELLED = -1
 
 
 class HydrationReport(msgspec.Struct, frozen=True):
-    """Received bytes, and the number of holders. `lost`: holders that dropped out on the way, with the reason.
+    """Number of received bytes and of holders. `lost`: holders that dropped out during the transfer, with the reason.
 
-    `ways`: addresses over which the state came, or could not come. `unlike`: variables that differ between its holders;
+    `ways`: addresses over which the state came, or could not come. `unlike`: variables that differ between the holders;
     None: the state is this rank's own.
     """
 
@@ -59,7 +59,7 @@ class HydrationReport(msgspec.Struct, frozen=True):
 def receive(
     sink: StateSink, *, step: StepNo, generation: Generation, token: str, endpoints: Sequence[str], deadline: Instant
 ) -> HydrationReport:
-    """`Hydration(...).run()` for callers that never cancel."""
+    """Run `Hydration(...).run()`, for callers that never cancel."""
     return Hydration(sink, step=step, generation=generation, token=token, endpoints=endpoints, deadline=deadline).run()
 
 
@@ -72,18 +72,18 @@ _Peer = tuple[Flow, StateOffered]
 
 
 class Hydration:
-    """One reception of `state@step`. `run` in one thread, once; `cancel` from any other.
+    """One reception of `state@step`. Call `run` once, in one thread; `cancel` may be called in any other.
 
     Args:
         sink: receives the state. When `run` fails after `prepare`, its state is torn.
-        step: the step that the holders' state must be at.
+        step: the step at which the holders' state must be.
         generation: the generation in which this happens.
         token: the job's secret.
-        endpoints: of the holders; the first that answers also gives the Python state, and all of them the script's
-            variables in which they agree.
+        endpoints: addresses of the holders. The first holder that answers also gives the Python state, and all of them
+            give the script's variables on which they agree.
         deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
         proof: request the state before the holder's next step, whatever `step` is: `plain` or `closely`.
-        hydration: `--hydration`: the kind of reads by which bytes may come (`direct`).
+        hydration: the kind of reads by which bytes may come (`--hydration`, see `direct`).
         beside: called once by the thread of `run`, while the first bytes arrive; `run` raises its exception.
     """
 
@@ -152,7 +152,7 @@ class Hydration:
             self._directs = {offer.ticket: offer.direct for offer in offers}
             calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
-            self._do_beside()  # if there was nothing to receive
+            self._do_beside()  # reached if there was nothing to receive
             self._say_done()
             incoming.copy_straightened()
             self._sink.finish()
@@ -173,7 +173,7 @@ class Hydration:
         self._reads.close()
 
     def _keep(self, peers: Sequence[_Peer]) -> None:
-        """Close the connections to all other holders."""
+        """Keep the connections to these holders, and close those to all others."""
         kept = {flow.sock for flow, _ in peers}
         with self._lock:
             others = self._open - kept
@@ -183,7 +183,7 @@ class Hydration:
             sock.close()
 
     def _register(self, sock: socket.socket) -> socket.socket:
-        """Make this socket known to `cancel` and to the cleanup at the end."""
+        """Make this socket known to `cancel` and to the cleanup at the end; returns the socket."""
         with self._lock:
             if self._over or self._cancelled:
                 sock.close()
@@ -194,7 +194,7 @@ class Hydration:
     # --- finding the holders ---
 
     def _meet(self) -> list[_Peer]:
-        """All holders that answer and have the same tensors, in the order of the endpoints."""
+        """Connect to the holders; returns those that answer and have the same tensors, in the given order."""
         answers = self._in_threads([partial(self._call, endpoint) for endpoint in self._endpoints], grace=_GRACE)
         peers: list[_Peer] = []
         for endpoint, answer in zip(self._endpoints, answers, strict=True):
@@ -232,7 +232,7 @@ class Hydration:
     # --- moving the bytes ---
 
     def _fill(self, incoming: Incoming, flows: list[Flow], pending: list[ByteSpan], calls: list[_Call]) -> None:
-        """Deal the missing chunks to the remaining connections, in rounds, until none is missing."""
+        """Distribute the missing chunks over the remaining connections, in rounds, until none is missing."""
         spoiled_rounds = 0
         while pending:
             self._check()
@@ -252,7 +252,7 @@ class Hydration:
             self._lost += [f"{flow.endpoint}: {flow.failure}" for flow in turn.flows if flow.failure]
             spoiled_rounds += any(flow.bad for flow in turn.flows)
             alive = [flow for flow in turn.flows if not flow.failure]
-            # A holder that sent a bad chunk is asked again only if no other holder is left.
+            # A holder that sent a bad chunk gets another request only if no other holder is left.
             flows = [flow for flow in alive if not flow.bad] or alive
             if pending and (not flows or spoiled_rounds >= _READS_OF_A_BAD_CHUNK):
                 self._check()
@@ -288,7 +288,7 @@ class Hydration:
         fetch(flow, turn, incoming, self._deadline)
 
     def _say_done(self) -> None:
-        """Have holders close connections over dead addresses, which this end can no longer close for them."""
+        """Ask the holders to close connections over dead addresses, which this end can no longer close for them."""
         for flow in self._flows:
             if len(self._flows) > 1 and not flow.failure:
                 with contextlib.suppress(OSError):
@@ -311,7 +311,7 @@ class Hydration:
         grace: Seconds | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[object]:
-        """Result or error of each task, in order.
+        """Run each task in a thread; returns the result or error of each, in order.
 
         `meanwhile` is called while they run; its exception ends them at once, and is raised when they have ended.
         With `grace`, tasks that still run `grace` seconds after the first success are abandoned, and all of them when

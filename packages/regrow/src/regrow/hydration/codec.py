@@ -1,4 +1,4 @@
-"""Small Python state to bytes and back: exact types, exact float bits, no pickle.
+"""Conversion of small Python state to bytes and back: exact types, exact float bits, no pickle.
 
 None, bool, 64-bit int, float, str, bytes, list and dict with text keys are plain msgpack; every other type is a msgpack
 extension whose payload is msgpack again. Tensors are not included: each becomes a reference to a named tensor that is
@@ -32,7 +32,7 @@ Resolve = Callable[[str], object]
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
 _NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY, _DEQUE = range(9, 18)
 _ODD_TEXT, _EXACT, _BY_NAME = 18, 19, 20
-"""Text that is not valid Unicode, such as an old file name; numbers and dates that are objects; named tuples, enums."""
+"""Extension codes: text that is not valid Unicode; objects for numbers and dates; named tuples and enums."""
 _PARTS: dict[type, Callable[[Any], list[object]]] = {
     Decimal: lambda each: [str(each)],
     PosixPath: lambda each: [str(each)],
@@ -42,11 +42,11 @@ _PARTS: dict[type, Callable[[Any], list[object]]] = {
     date: lambda each: [each.year, each.month, each.day],
     datetime: lambda each: [*each.timetuple()[:6], each.microsecond, each.tzinfo],
 }
-"""For each type: the arguments that construct an equal object."""
+"""For each type: a function that returns the arguments by which an equal object is constructed."""
 EXACT_KINDS = frozenset(_PARTS)
 _NAMED = {kind.__name__: kind for kind in _PARTS}
 _LARGE_BYTES = 64 << 10
-"""Larger arrays are sent as tensors."""
+"""Largest array in bytes that is encoded here; larger ones are sent as tensors."""
 _DEEPEST = 64
 _OF_NUMBERS = (ArithmeticError, LookupError)
 _encoder = msgspec.msgpack.Encoder()
@@ -59,12 +59,12 @@ class TensorRef(msgspec.Struct, frozen=True):
 
 
 def encode(value: object, *, path: str = "", lift: Lift | None = None, canonical: bool = False) -> bytes:
-    """State as bytes.
+    """Encode state as bytes.
 
     Args:
         value: the state: nested containers of plain values.
         path: name of the state, for names of tensors and for error messages.
-        lift: names the tensors inside; without it a tensor is an error.
+        lift: names the tensors in the state; without it a tensor is an error.
         canonical: sort dictionaries, so that equal state gives equal bytes whatever the order of insertion.
 
     Raises:
@@ -74,7 +74,7 @@ def encode(value: object, *, path: str = "", lift: Lift | None = None, canonical
 
 
 def decode(data: bytes, *, resolve: Resolve = TensorRef) -> object:
-    """State from bytes of `encode`. Raises `StateError` on anything else."""
+    """Decode state from bytes that `encode` has made. Raises `StateError` for any other bytes."""
 
     def hook(code: int, payload: memoryview) -> object:
         return _unpack(code, payload, decoder, resolve)
@@ -87,14 +87,14 @@ def decode(data: bytes, *, resolve: Resolve = TensorRef) -> object:
 
 
 class _Packer:
-    """One walk over one state."""
+    """Converts one state, in one walk over it."""
 
     def __init__(self, lift: Lift | None, canonical: bool) -> None:
         self._lift = lift
         self._canonical = canonical
 
     def pack(self, value: object, path: str, depth: int) -> object:
-        """The value in types that msgpack knows."""
+        """Convert the value to types that msgpack knows."""
         kind = type(value)
         if value is None or kind is bool or kind is float or kind is bytes:
             return value
@@ -178,7 +178,7 @@ class _Packer:
 
 
 def by_name(kind: type) -> bool:
-    """True for a class of named tuples, or an enum but no flags, of a module: its values are made without its code."""
+    """True for a named tuple or an enum (no flags) of a module, whose values are made without running its code."""
     named = kind.__base__ is tuple and hasattr(kind, "_fields") and not kind.__dictoffset__
     if any(isinstance(getattr(kind, each, None), FunctionType) for each in ("__eq__", "__iter__", "__len__")):
         return False

@@ -1,4 +1,4 @@
-"""One-sided reads: a newcomer reads a holder's memory itself; the holder sends the addresses and checksums.
+"""One-sided reads: a newcomer reads a holder's memory itself; the holder only sends the addresses and checksums.
 
 Two kinds: `memory`, of another process on the same machine by the kernel (one copy where a socket makes two), and
 `nixl` (`nixl_reads`). If a read fails, the same bytes are requested over the socket, which also shows whether the
@@ -29,27 +29,27 @@ _IoVec = ctypes.c_size_t * 2
 
 
 class MemoryPlace(NamedTuple):
-    """Address in a holder's memory, and the index of its accelerator; -1: host memory. Address 0: nowhere."""
+    """An address in a holder's memory, and the index of its accelerator (-1: host memory). Address 0 means nowhere."""
 
     address: int
     device: int = -1
 
     def pack(self) -> bytes:
-        """The bytes that are sent."""
+        """The place as bytes, in the form in which it is sent."""
         return _PLACE.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> "MemoryPlace":
-        """The place in received bytes."""
+        """The place that the received bytes describe."""
         return cls(*_PLACE.unpack(data))
 
 
 NOWHERE = MemoryPlace(0)
-"""The bytes come over the socket."""
+"""Place of bytes that are sent over the socket."""
 
 
 def place_of(chunk: Chunk, tensor: Callable[[str], torch.Tensor], kind: str) -> MemoryPlace:
-    """Place of a chunk for reads of that kind; `NOWHERE` if it is small, or its bytes cannot be read in place."""
+    """Place of a chunk for reads of kind `kind`; `NOWHERE` if it is small, or its bytes cannot be read in place."""
     name, offset, length = chunk[0]
     if not kind or len(chunk) > 1 or length < SMALL_BYTES or not is_straight(whole := tensor(name)):
         return NOWHERE
@@ -61,15 +61,15 @@ def place_of(chunk: Chunk, tensor: Callable[[str], torch.Tensor], kind: str) -> 
 
 
 class DirectReads(Protocol):
-    """A newcomer's reads for one connection. Called by one thread at a time."""
+    """A newcomer's one-sided reads for one connection. Called by one thread at a time."""
 
     @property
     def kind(self) -> str:
-        """`MEMORY` or `NIXL`."""
+        """Kind of the reads, `MEMORY` or `NIXL`."""
         ...
 
     def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
-        """Fill `room`. After an `OSError` nothing is written into it any more."""
+        """Fill `room` from `place`. After an `OSError` nothing is written into `room` any more."""
         ...
 
 
@@ -77,7 +77,7 @@ class MemoryReads:
     """Reads from the memory of a process on this machine, which the kernel allows to the same user.
 
     Args:
-        pid: the process. If it has ended, or another one has its number now, the checksum does not match.
+        pid: the process. If it has ended, or another process has its number now, the checksum does not match.
     """
 
     kind = MEMORY
@@ -86,7 +86,7 @@ class MemoryReads:
         self._pid = pid
 
     def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
-        """Fill `room`; the kernel is done when this returns. Raises `OSError`."""
+        """Fill `room` from `place`; the kernel has finished when this returns. Raises `OSError`."""
         at, begin = 0, ctypes.addressof(ctypes.c_char.from_buffer(room))
         while at < len(room):
             mine, theirs = _IoVec(begin + at, len(room) - at), _IoVec(place.address + at, len(room) - at)

@@ -1,4 +1,4 @@
-"""Agreement of both ends on one-sided reads, by `--hydration`: `sockets`, `memory` or `nixl`."""
+"""Negotiation of one-sided reads between holder and newcomer, by `--hydration`: `sockets`, `memory` or `nixl`."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ SOCKETS = "sockets"
 
 
 def lacks(choice: str) -> str:
-    """Reason why this node cannot do the reads that `--hydration` asks for; empty if it can."""
+    """Reason why this node cannot do the reads that `--hydration` requests; empty if it can."""
     why = nixl_reads.missing() if choice == NIXL else ""
     return f"{NIXL} is {why}" if why else ""
 
@@ -22,7 +22,7 @@ def lacks(choice: str) -> str:
 def exposed(
     wanted: list[str], choice: str, source: StateSource, inventory: Inventory
 ) -> tuple[Direct, Callable[[], None]]:
-    """A holder's answer to a newcomer that can do these kinds of reads, and the call that ends their exposure."""
+    """A holder's answer to a newcomer that can do the reads in `wanted`, and a function that ends their exposure."""
     if MEMORY in wanted and choice == MEMORY:
         return Direct(MEMORY), _nothing
     if NIXL in wanted and choice == NIXL:
@@ -38,10 +38,10 @@ def _nothing() -> None: ...
 
 
 class ReadsOfNewcomer:
-    """All reads of one reception.
+    """All one-sided reads of one reception of state.
 
     Args:
-        choice: `--hydration`.
+        choice: value of `--hydration`.
     """
 
     def __init__(self, choice: str) -> None:
@@ -50,13 +50,13 @@ class ReadsOfNewcomer:
         self._nixl: nixl_reads.NixlReader | None = None
 
     def wanted(self, endpoint: str) -> list[str]:
-        """Kinds to request from the holder at this endpoint."""
+        """Kinds of reads to request from the holder at this endpoint."""
         if self._choice == NIXL:
             return [] if self._lacks else [NIXL]
         return [MEMORY] if self._choice == MEMORY and endpoint.startswith("unix:") else []
 
     def of(self, sock: socket.socket, direct: Direct) -> tuple[DirectReads | None, str]:
-        """Reads for a connection to a holder with this answer; else None, and the reason if reads were requested."""
+        """Reads for a connection to a holder that gave this answer; or None, and the reason if reads were requested."""
         why = self._lacks or direct.why
         if direct.kind == MEMORY and self._choice == MEMORY and (pid := pid_of_holder(sock)):
             return MemoryReads(pid), ""
@@ -70,7 +70,7 @@ class ReadsOfNewcomer:
         return None, f"{self._choice}: {why}" if why else ""
 
     def close(self) -> None:
-        """End all reads; no connection may read any more."""
+        """End all reads; afterwards no connection may read."""
         with self._lock:
             nixl, self._nixl = self._nixl, None
         if nixl is not None:

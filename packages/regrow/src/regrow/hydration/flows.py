@@ -19,15 +19,15 @@ from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chun
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, receive
 
 FLOWS = 4
-"""Connections that a newcomer reads over, with any number of holders, if it has two cores for each."""
+"""Number of connections over which a newcomer reads from all holders together, if it has two cores for each."""
 MOST_FLOWS = 16
 """Most connections to holders with several addresses, unless there are more holders than that."""
 FLOW_WORTH = 32 << 20
-"""Bytes that justify one further connection."""
+"""Number of bytes that justify one further connection."""
 FIRST_PART = 16 << 20
 """Bytes that each flow gets before any rate is known."""
 _AHEAD = 2
-"""The next chunks are requested when this many are still to come."""
+"""Number of chunks still to come at which the next chunks are requested."""
 _FEW_SPANS = 64
 """Most spans in a request that is sent while bytes still arrive: its frame fits into the connection's buffers."""
 
@@ -39,31 +39,31 @@ class Flow:
     endpoint: str
     sock: socket.socket
     further: bool = False
-    """True if it is not the first to its holder: it is given up if it is slow."""
+    """True if it is not the first connection to its holder: it is given up if it is slow."""
     direct: DirectReads | None = None
     """Reads from the holder's memory; None: the bytes come over the connection."""
     fallback: str = ""
-    """Reason why the bytes come over the connection, if reads were requested."""
+    """Reason why the bytes come over the connection although reads were requested; empty if there is none."""
     missing: list[ByteSpan] = field(default_factory=list)
-    """Spans that it is to fetch; afterwards those that it did not fetch."""
+    """Spans that the flow is to fetch; after the round, those that it did not fetch."""
     failure: str = ""
     bad: int = 0
-    """Chunks of the last round that did not match their checksum."""
+    """Number of chunks in the last round that did not match their checksum."""
     received: int = 0
     seconds: Seconds = 0.0
 
     @property
     def rate(self) -> float:
-        """Bytes a second so far; 0: not known."""
+        """Bytes per second so far; 0: not known."""
         return self.received / self.seconds if self.seconds > 0 else 0.0
 
     def way(self) -> StateWay:
-        """Its entry in the report."""
+        """The flow's entry in the report."""
         by = self.direct.kind if self.direct is not None else ""
         return StateWay(address_of(self.endpoint), 1, self.received, self.rate / 1e9, self.failure, by, self.fallback)
 
     def fall_back(self, why: str) -> None:
-        """Have all further bytes sent over the connection."""
+        """Let all further bytes be sent over the connection, for the reason `why`."""
         if self.direct is not None:
             self.fallback = f"{self.direct.kind}: {why}"
         self.direct = None
@@ -81,14 +81,14 @@ def address_of(endpoint: str) -> str:
 
 
 def reason(error: object) -> str:
-    """Text for an error of a connection."""
+    """Text for an error of a connection, for people."""
     if isinstance(error, TimeoutError):
         return f"it sent nothing for {STALL:.0f} s"
     return str(error) or type(error).__name__
 
 
 def further(endpoints: Sequence[str], offers: Sequence[StateOffered]) -> list[tuple[str, str]]:
-    """Endpoint and ticket of each connection besides the first to every holder; none if the state is small."""
+    """Endpoint and ticket of each connection to make beside the first to every holder; none if the state is small."""
     nbytes, holders = offers[0].inventory.nbytes, len(offers)
     calls: list[tuple[str, str]] = []
     for at, (endpoint, offer) in enumerate(zip(endpoints, offers, strict=True)):
@@ -101,11 +101,11 @@ def further(endpoints: Sequence[str], offers: Sequence[StateOffered]) -> list[tu
 
 
 class Round:
-    """One pass over the missing bytes: a first part for each flow, the rest on request.
+    """One pass over the missing bytes: each flow gets a first part, and requests the rest.
 
     Args:
         pending: the missing bytes.
-        flows: the open ones; others may join until the last has nothing more to do.
+        flows: the open flows; others may join until the last flow has nothing more to do.
     """
 
     def __init__(self, pending: Sequence[ByteSpan], flows: Sequence[Flow]) -> None:
@@ -115,7 +115,7 @@ class Round:
             flow.missing, flow.bad = part, 0
         self._at_work = list(flows)
         self._joining: dict[int, socket.socket] = {}
-        """By the connecting thread; another socket may replace the first."""
+        """Connecting sockets by their thread; another socket may replace the first."""
         self.flows = list(flows)
         self.hurries = any(not flow.further for flow in flows)
         """True if a further flow is given up when a chunk takes longer than `STALL`: first flows can do without it."""
@@ -126,7 +126,7 @@ class Round:
         return not self._at_work
 
     def take(self, flow: Flow) -> list[ByteSpan]:
-        """More bytes for a flow to request."""
+        """Take more bytes for a flow to request."""
         with self._lock:
             return self._dealer.take(flow.rate, [other.rate for other in self._at_work if other is not flow])
 
@@ -145,7 +145,7 @@ class Round:
             self.flows.append(flow)
 
     def leave(self, flow: Flow) -> None:
-        """Remove a flow that has no more to do; the last one ends the attempts that still connect."""
+        """Remove a flow that has nothing more to do; the last one ends all attempts to connect further flows."""
         with self._lock:
             self._at_work.remove(flow)
             late = list(self._joining.values()) if not self._at_work else []
@@ -162,7 +162,7 @@ class Round:
 
 
 def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> None:
-    """Fetch a flow's part and then more, until there is no more; results are in `flow`. Raises a device's error."""
+    """Fetch a flow's part, then more, until none is left; results are in `flow`. Raises errors of a device."""
     landing = Landing(incoming, CHUNK_BYTES)
     chunks: deque[tuple[Chunk, bool]] = deque()
     bad: list[Chunk] = []
@@ -212,7 +212,7 @@ def _bring(flow: Flow, room: memoryview, until: Instant) -> bool:
 
 
 def _take(flow: Flow, room: memoryview, until: Instant) -> bool:
-    """Receive a chunk's place and checksum, and read it there; False if it has to be sent instead.
+    """Receive a chunk's place and checksum, and read it there; False if it must be sent instead.
 
     A flow whose read has failed once does not try again: each failure may last until its timeout.
     """

@@ -1,4 +1,4 @@
-"""Description of state, as a holder and a receiver exchange it."""
+"""Description of state, in the form in which a holder and a receiver exchange it."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -13,11 +13,11 @@ from regrow.hydration.shards import Box, box_of, local
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor, or the piece of it that a rank has.
+    """Description of one tensor, or of the piece of it that a rank has.
 
     `shape`, `nbytes`: of the local piece. `device_type`: the holder's (`cpu`, ...); a receiver that must create the
-    tensor uses the same. `box`: place of the piece in the whole, None for a plain tensor; `whole`: then the whole's
-    shape. Two ranks with the same name and box have the same values.
+    tensor uses the same. `box`: place of the piece in the whole tensor, None for a plain tensor; `whole`: with a box,
+    the whole tensor's shape. Two ranks with the same name and box have the same values.
     """
 
     name: str
@@ -48,10 +48,10 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """All parts of `state@step`. `entries` are sorted by name; `python`: the small state (`codec`).
+    """All parts of `state@step`. `entries` are sorted by name; `python`: the small Python state (`codec`).
 
-    `variables`: the script's own plain variables, each encoded by itself. They are not protected state: a rank may have
-    values of its own, so they are not compared, and only those that are equal on all holders are used.
+    `variables`: the script's own plain variables, each encoded separately. They are not protected state: a rank may
+    have values of its own, so they are not compared, and only those that are equal on all holders are used.
     """
 
     step: StepNo
@@ -61,11 +61,11 @@ class Inventory(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all tensors."""
+        """Size of all tensors in bytes."""
         return sum(entry.nbytes for entry in self.entries)
 
     def agreed(self, others: Iterable["Inventory"]) -> "Inventory":
-        """This inventory, with only those variables that are equal in all others."""
+        """A copy of this inventory with only those variables that are equal in all others."""
         alike = set.intersection(set(self.variables.items()), *(set(other.variables.items()) for other in others))
         return msgspec.structs.replace(self, variables=dict(sorted(alike)))
 
@@ -74,7 +74,7 @@ class StateSource(Protocol):
     """Holder of state. Called from the server's threads, but only while the state is offered and does not change."""
 
     def inventory(self, step: StepNo) -> Inventory:
-        """Inventory of the state. Raises `StateError` if the state is not that of `step`."""
+        """Inventory of the state. Raises `StateError` if the state is not at `step`."""
         ...
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -88,10 +88,10 @@ class StateSink(Protocol):
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
         """A tensor to write into for every entry, created if it does not exist yet.
 
-        Raises `StateError`, which names the tensor, if the two sides do not match; nothing was changed then.
+        Raises `StateError`, which names the tensor, if the two sides do not match; then nothing was changed.
         """
         ...
 
     def finish(self) -> None:
-        """Every tensor has arrived: put new tensors and the Python state of the inventory into place."""
+        """Put new tensors and the Python state of the inventory into place, after every tensor has arrived."""
         ...

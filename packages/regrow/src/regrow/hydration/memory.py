@@ -14,18 +14,18 @@ from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.plan import ByteSpan, Chunk, chunked
 
 BUFFERS = 3
-"""Chunks of a device in flight at once: one is sent while the next are read."""
+"""Number of chunks of a device in flight at once: one is sent while the next ones are read."""
 BUFFER_BYTES = 8 << 20
-"""Page-locked buffers through which a state is copied from a device; a power of two, as torch makes them anyway."""
+"""Size of the page-locked buffers for copies from a device; a power of two, as torch makes them anyway."""
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as its bytes, on its device, without a copy."""
+    """A contiguous tensor as a tensor of its bytes, on its device, without a copy."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def is_straight(tensor: torch.Tensor) -> bool:
-    """True if the bytes in its memory are the bytes that are sent."""
+    """True if the bytes in the tensor's memory are the bytes that are sent."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -34,9 +34,9 @@ def _stage(size: int, device: torch.device | None) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
-    """These bytes of a tensor, on its device. If it is not contiguous, only the rows that contain them are copied.
+    """The bytes `span` of a tensor, on its device. If it is not contiguous, only the rows with these bytes are copied.
 
-    A copy of the whole would be made for each request of each connection.
+    A copy of the whole tensor would otherwise be made for each request of each connection.
     """
     tensor, (_, offset, length) = tensor.detach(), span
     while not is_straight(tensor) and tensor.dim():
@@ -59,8 +59,8 @@ class Outgoing:
 
     Args:
         tensor: finds a tensor by name.
-        size: the most bytes in a chunk.
-        behind: the point from which on the tensors do not change; None: read on the current stream.
+        size: most bytes in a chunk.
+        behind: point in the devices' work after which the tensors do not change; None: read on the current stream.
     """
 
     def __init__(self, tensor: Callable[[str], torch.Tensor], size: int, behind: StreamPoint | None = None) -> None:
@@ -71,7 +71,7 @@ class Outgoing:
         self._streams: dict[torch.device, torch.Stream | None] = {}
 
     def read_all(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
-        """The bytes of each chunk in turn, valid until the next is requested. Raises the device's error."""
+        """Yield the bytes of each chunk, valid until the next chunk is requested. Raises errors of the device."""
         begun: deque[_Begun] = deque()
         for number, chunk in enumerate(chunks):
             begun.append(self._begin(chunk, number % BUFFERS))
@@ -105,7 +105,7 @@ class Outgoing:
         return self._streams[device]
 
     def _staging(self, buffer: int, device: torch.device | None) -> torch.Tensor:
-        """Buffer of that number, page-locked if it is for a device."""
+        """The buffer with this number, page-locked if it is for a device."""
         key = buffer, device is not None
         if key not in self._stages:
             self._stages[key] = _stage(self._size, device)
@@ -113,7 +113,7 @@ class Outgoing:
 
 
 class _Begun:
-    """A chunk whose bytes are being copied."""
+    """A chunk whose bytes are being copied from a device."""
 
     def __init__(self, data: torch.Tensor, point: StreamPoint | None = None) -> None:
         self._data, self._point = data, point
@@ -144,7 +144,7 @@ def copy_from_devices(tensor: Callable[[str], torch.Tensor], rooms: Mapping[str,
 
 
 class Incoming:
-    """Destination of arriving bytes. One for a whole hydration; `Landing` is one connection's part of it.
+    """Destination of arriving bytes. One exists for a whole hydration; each connection has a `Landing` in it.
 
     Args:
         targets: the tensors to fill. Arriving bytes are written only after the device work that this thread has
@@ -162,11 +162,11 @@ class Incoming:
         self._behind = StreamPoint(device for device in devices if is_accelerator(device))
 
     def flat(self, name: str) -> torch.Tensor:
-        """The bytes of a tensor to write to, on their device."""
+        """The bytes of a tensor, on its device, into which arriving bytes are written."""
         return self._flat[name]
 
     def stream(self, device: torch.device) -> torch.Stream | None:
-        """A new stream for copies to the device; None if its kind has only one."""
+        """A new stream for copies to the device; None if this kind of device has only one."""
         stream = stream_of_its_own(device)
         if stream is not None:
             self._behind.hold(stream)
@@ -196,7 +196,7 @@ class Landing:
         self._stage: torch.Tensor | None = None
 
     def room(self, chunk: Chunk) -> memoryview:
-        """Buffer for a chunk; call `land` when it has arrived and its checksum matches. Raises the device's error."""
+        """Memory for a chunk; call `land` when it has arrived and its checksum matches. Raises errors of the device."""
         first = self._incoming.flat(chunk[0].name)
         if len(chunk) == 1 and first.device.type == "cpu":
             _, offset, length = chunk[0]
@@ -231,7 +231,7 @@ class Landing:
         self._landed += 1
 
     def await_landed(self) -> None:
-        """Wait until all landed chunks are in their tensors. Raises the device's error."""
+        """Wait until all landed chunks are in their tensors. Raises errors of the device."""
         while self._under_way:
             self._under_way.popleft().wait()
 

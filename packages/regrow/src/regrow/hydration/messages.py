@@ -31,10 +31,10 @@ from regrow.hydration.plan import ByteSpan
 
 
 class AskState(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a receiver. `patience`: how long the holder may take to reach this generation and step.
+    """First frame of a receiver. `patience`: time that the holder may take to reach this generation and step.
 
     `proof`: requests the state before the holder's next step, and a trace of that step; `plain`, or `closely`.
-    `direct`: kinds of reads that the receiver can do by itself, best first.
+    `direct`: kinds of reads that the receiver can do by itself, the best first.
     """
 
     token: str
@@ -46,14 +46,14 @@ class AskState(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskFlow(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a further connection of a receiver that was offered the state over another one."""
+    """First frame of a further connection of a receiver, to which the state was offered over another connection."""
 
     token: str
     ticket: str
 
 
 class AskTrace(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a newcomer that has received the state before a step for a proof, and requests the results."""
+    """First frame of a newcomer that has received the state before a step for a proof: requests the step's results."""
 
     token: str
     generation: Generation
@@ -62,7 +62,7 @@ class AskTrace(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendSpans(msgspec.Struct, frozen=True, tag=True):
-    """Send these bytes, in chunks of at most `chunk` bytes; none: the reader is done with all its connections."""
+    """Send these bytes, in chunks of at most `chunk` bytes. No spans: the reader is done with all its connections."""
 
     spans: list[ByteSpan]
     chunk: int
@@ -70,9 +70,9 @@ class SendSpans(msgspec.Struct, frozen=True, tag=True):
 
 
 class Direct(msgspec.Struct, frozen=True):
-    """A kind of reads that the holder agrees to, empty for none, with the reason if one was requested.
+    """The kind of reads to which the holder agrees, empty for none, with the reason if some were requested.
 
-    `passport`: bytes for the library that reads; nothing else interprets them.
+    `passport`: bytes for the library that reads; regrow does not interpret them.
     """
 
     kind: str = ""
@@ -83,7 +83,7 @@ class Direct(msgspec.Struct, frozen=True):
 class StateOffered(msgspec.Struct, frozen=True, tag=True):
     """The holder has the state, and does not change it while the connection lasts.
 
-    `ticket`: for further connections; empty: none is accepted. `ways`: endpoints at the holder's other addresses.
+    `ticket`: admits further connections; empty: none is accepted. `ways`: endpoints at the holder's other addresses.
     """
 
     inventory: Inventory
@@ -93,7 +93,7 @@ class StateOffered(msgspec.Struct, frozen=True, tag=True):
 
 
 class FlowOpened(msgspec.Struct, frozen=True, tag=True):
-    """The connection belongs to the receiver with that ticket."""
+    """The further connection was accepted for the receiver with that ticket."""
 
 
 class TraceGiven(msgspec.Struct, frozen=True, tag=True):

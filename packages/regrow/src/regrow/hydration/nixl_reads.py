@@ -30,9 +30,9 @@ from regrow.hydration.streams import STALL
 _LIBRARIES = ("nixl", "nixl_cu13", "nixl_cu12")
 _KINDS = {"cpu": "DRAM", nvidia.KIND: "VRAM"}
 _GLANCES: Final = (0.00002, 0.001)
-"""First and longest pause between two polls of a read, in seconds."""
+"""First and longest pause between two checks of a read, in seconds."""
 _GIVEN_UP: Final[list[object]] = []
-"""Buffers to which an abandoned read may still write, with all that it needs: kept as long as the process."""
+"""Buffers to which an abandoned read may still write, with all that it needs: kept until the process ends."""
 
 
 def missing() -> str:
@@ -59,7 +59,7 @@ def _agent(*, serves: bool) -> Any:
 
 
 class NixlExposure:
-    """Memory of a holder, registered for one reader. Raises `HydrationError` if the library cannot do it."""
+    """Memory of a holder, registered for one reader. Raises `HydrationError` if the library cannot register it."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._agent = _agent(serves=True)
@@ -79,7 +79,7 @@ class NixlExposure:
             raise HydrationError(f"memory cannot be registered: {error}") from error
 
     def close(self) -> None:
-        """End the agent, and its reads with it. May be called twice."""
+        """End the agent, and all its reads. May be called twice."""
         agent, self._agent = self._agent, None
         for each in self._registered:
             agent.deregister_memory(each)
@@ -87,7 +87,7 @@ class NixlExposure:
 
 
 class NixlReader:
-    """A newcomer's agent, for all its connections. Created with the first; raises `HydrationError`."""
+    """A newcomer's agent, for all its connections. Created with the first one; raises `HydrationError`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -97,7 +97,7 @@ class NixlReader:
         self.given_up = False
 
     def reads(self, passport: bytes, sock: socket.socket) -> "NixlReads":
-        """Reads for the connection. Raises `HydrationError` if the library does not accept the passport."""
+        """Reads for a connection. Raises `HydrationError` if the library does not accept the holder's passport."""
         buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
         with self.lock:
             try:
@@ -140,7 +140,7 @@ class NixlReads:
         self._hung_up.register(sock, select.POLLRDHUP)
 
     def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
-        """Fill `room`, within `STALL`. Raises `OSError`."""
+        """Fill `room` from `place`, within `STALL`. Raises `OSError`."""
         try:
             self._fetch(place, len(room), until)
         except OSError:

@@ -6,14 +6,14 @@ from typing import NamedTuple, Protocol
 CHUNK_BYTES = 1 << 20
 """Most bytes under one checksum. Small enough to stay in a core's cache between the copy and its checksum."""
 SMALL_BYTES = 64 << 10
-"""Smaller ranges share a chunk: thousands of tiny tensors then cost no more than a few large ones."""
+"""Ranges smaller than this share a chunk, so that thousands of tiny tensors cost no more than a few large ones."""
 LEAST_PART, MOST_PART = 4 << 20, 64 << 20
-"""Bytes that a flow requests at once: enough that requests cost nothing, few enough that a slow flow delays little."""
+"""Least and most bytes that a flow requests at once: large enough to be efficient, small enough for slow flows."""
 _MUCH_SLOWER = 0.25
 
 
 class Sized(Protocol):
-    """A tensor as the plan sees it: its name and its size."""
+    """A tensor as the plan uses it: its name and its size."""
 
     @property
     def name(self) -> str:
@@ -35,16 +35,16 @@ class ByteSpan(NamedTuple):
 
 
 Chunk = tuple[ByteSpan, ...]
-"""Spans under one checksum."""
+"""Spans that share one checksum."""
 
 
 def whole(entries: Iterable[Sized]) -> list[ByteSpan]:
-    """All bytes of all tensors, in order; tensors without elements have none."""
+    """All bytes of all tensors, in order, as spans; tensors without elements have none."""
     return [ByteSpan(entry.name, 0, entry.nbytes) for entry in entries if entry.nbytes]
 
 
 def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
-    """The order in which spans are sent: large ones cut into chunks of their own, then the small ones, many to a chunk.
+    """Divide spans into chunks in the order of sending: large spans are cut, then small ones share a chunk.
 
     Both ends compute it from the same list.
     """
@@ -71,7 +71,7 @@ def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
 
 
 class FlowDealer:
-    """Deals bytes to flows on request, in parts that become smaller towards the end.
+    """Distributes bytes over flows on request, in parts that become smaller towards the end.
 
     A flow's part is proportional to its rate. A flow that is much slower than the fastest gets nothing once the others
     can finish without it, because all would wait for its last part.
@@ -82,12 +82,12 @@ class FlowDealer:
         self._left = sum(span.length for span in spans)
 
     def first(self, flows: int, most: int) -> list[list[ByteSpan]]:
-        """A contiguous part for each flow before any rate is known: `most` bytes, or all, equal to within one byte."""
+        """A contiguous part for each flow before any rate is known: `most` bytes each, or all bytes in equal parts."""
         size = min(self._left, most * flows)
         return [self._next(size * (at + 1) // flows - size * at // flows) for at in range(flows)]
 
     def take(self, rate: float, others: Sequence[float]) -> list[ByteSpan]:
-        """Bytes for a flow of this rate beside flows of other rates; a rate of 0 is not known yet.
+        """Take bytes for a flow of this rate, given the other flows' rates; 0 means that a rate is not known yet.
 
         A flow of unknown rate gets the least part, and counts with the mean rate for the others.
         """

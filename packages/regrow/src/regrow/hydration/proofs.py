@@ -9,7 +9,7 @@ PLAIN, CLOSELY = "plain", "closely"
 
 
 class ProofRequests:
-    """Proofs against this worker. It has no lock of its own: the caller must hold the server's."""
+    """The proofs that newcomers request from this worker. It has no lock: the caller must hold the server's."""
 
     def __init__(self) -> None:
         self._waiting: dict[socket.socket, AskState] = {}
@@ -19,7 +19,7 @@ class ProofRequests:
 
     @property
     def wanted(self) -> str:
-        """Detail in which the waiting newcomers want the next step; empty if none waits."""
+        """Level of detail that the waiting newcomers request for the next step; empty if no newcomer waits."""
         if not self._waiting:
             return ""
         return CLOSELY if any(ask.proof == CLOSELY for ask in self._waiting.values()) else PLAIN
@@ -29,7 +29,7 @@ class ProofRequests:
         self._waiting[sock] = ask
 
     def leave(self, sock: socket.socket) -> None:
-        """Forget a newcomer that waits no more, or has read everything."""
+        """Forget a newcomer that no longer waits, or has read everything."""
         self._waiting.pop(sock, None)
         self._served.pop(sock, None)
 
@@ -57,12 +57,12 @@ class ProofRequests:
         self._recording = None
 
     def answer(self, generation: Generation, step: StepNo) -> bytes | None:
-        """The trace of that step, which is given once; None if there is none."""
+        """Return the trace of that step, and forget it; None if there is none."""
         if self._trace is None or self._trace[:2] != (generation, step):
             return None
         (_, _, trace), self._trace = self._trace, None
         return trace
 
     def expects(self, generation: Generation, step: StepNo) -> bool:
-        """True if the trace of that step is still to come."""
+        """True if the trace of that step is still being recorded."""
         return self._recording == (generation, step)

@@ -1,4 +1,4 @@
-"""The holder's side: lets newcomers read the state of this worker while it does not change."""
+"""The holder's side of hydration: lets newcomers read this worker's state while the state does not change."""
 
 import logging
 import secrets
@@ -39,14 +39,14 @@ _HANDSHAKE: Seconds = HELLO_S
 _BETWEEN_REQUESTS: Seconds = 120.0
 _LONGEST_PATIENCE: Seconds = 600.0
 _GLANCE: Seconds = 0.5
-"""Interval of checks whether a waiting reader has hung up."""
+"""Interval of checks whether a waiting reader has closed its connection."""
 _LARGEST_CHUNK = 64 << 20
 _GONE = "this reader is gone"
 
 
 @dataclass
 class _Reader:
-    """A newcomer: its offer, its connections. `done`: called when the last connection has ended."""
+    """A newcomer with its offer and its connections. `done`: called when the last connection has ended."""
 
     inventory: Inventory
     connections: list[socket.socket]
@@ -66,9 +66,9 @@ class HydrationServer:
         socket_dir: private folder for the unix socket.
         bind: address to listen on if the job has several nodes.
         advertise: the host name by which other nodes reach this one.
-        nodes: nodes in the job; with one, no port is opened at all.
+        nodes: number of nodes in the job; with one node, no port is opened at all.
         ways: further addresses of this node at which its state may be read, if the job has several nodes.
-        hydration: `--hydration`: the kind of reads of its memory that it allows (`direct`).
+        hydration: the kind of reads of its memory that it allows (`--hydration`, see `direct`).
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class HydrationServer:
         self._proofs = ProofRequests()
         self.endpoint = ""
         self.ways: list[str] = []
-        """Endpoints at the further addresses."""
+        """Endpoints at the further addresses of this node."""
         self.failed_addresses: list[str] = []
         """Further addresses at which listening failed, with the reason."""
 
@@ -139,22 +139,22 @@ class HydrationServer:
         """Offer the state, which is at `step` and does not change: workers of `generation` may read it.
 
         Args:
-            behind: the point in the devices' work from which on that is so; None: readers wait for all work.
+            behind: point in the devices' work after which the state is complete; None: readers wait for all work.
         """
         with self._changed:
             self._behind = behind
             self._proofs.publish(None)
             self._offered, stale = (generation, step), self._proofs.readers()
             self._changed.notify_all()
-        self._dismiss(stale)  # they would read the newly offered state
+        self._dismiss(stale)  # else they would read the newly offered state
 
     @property
     def proof_wanted(self) -> str:
-        """Detail in which a newcomer wants the next step; empty: none does."""
-        return self._proofs.wanted  # read without the lock at each step: one that is missed now is seen at the next
+        """Level of detail that a waiting newcomer requests for the next step; empty: none waits."""
+        return self._proofs.wanted  # read without the lock at each step: a newcomer that is missed now is seen at the next
 
     def offer_proof(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
-        """Offer the state to those that wait for a proof, whatever the step; `publish` follows."""
+        """Offer the state to the newcomers that wait for a proof, at whatever step it is; `publish` must follow."""
         with self._changed:
             self._behind = behind
             self._offered = (generation, step)
@@ -170,7 +170,7 @@ class HydrationServer:
     def withdraw(self, deadline: Instant) -> int:
         """Before the state changes: admit no readers, wait for the present ones, disconnect those left at the deadline.
 
-        When this returns nobody reads. Returns the number of connections that were cut.
+        No reader is left when this returns. Returns the number of connections that were cut.
         """
         with self._changed:
             self._offered = None
@@ -189,7 +189,7 @@ class HydrationServer:
 
     @property
     def for_proofs(self) -> bool:
-        """True if all readers read for a proof."""
+        """True if all present readers read for a proof."""
         with self._changed:
             return self._reading <= set(self._proofs.readers())
 
@@ -200,7 +200,7 @@ class HydrationServer:
             return len(self._reading)
 
     def wait_idle(self, deadline: Instant) -> bool:
-        """Wait until nobody reads; False if somebody still does at the deadline."""
+        """Wait until no reader is left; False if there still is one at the deadline."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._reading, max(0.0, deadline - time.monotonic()))
 
@@ -262,7 +262,7 @@ class HydrationServer:
             except StateError as error:
                 refusal = str(error)
             else:
-                if ask.proof:  # provers are dismissed separately, and have one connection each
+                if ask.proof:  # provers are disconnected separately, and have one connection each
                     sock.sendall(holder_side.frame(StateOffered(inventory)))
                     return _Reader(inventory, [sock])
                 direct, done = exposed(ask.direct, self._hydration, self._source, inventory)
@@ -308,7 +308,7 @@ class HydrationServer:
             return ""
 
     def _admit_prover(self, sock: socket.socket, ask: AskState) -> str:
-        """Wait for the next step; returns the reason if there is none."""
+        """Wait for the next step, for a proof; returns the reason if there is no such step."""
         with self._changed:
             self._proofs.wait(sock, ask)
 
@@ -332,7 +332,7 @@ class HydrationServer:
         sock.sendall(holder_side.frame(gone if trace is None else TraceGiven(trace)))
 
     def _wait_for(self, sock: socket.socket, decided: Callable[[], bool], patience: Seconds) -> str:
-        """Wait, holding the lock; returns the reason if the wait was given up."""
+        """Wait, holding the lock, until `decided`; returns the reason if the wait was given up, else empty."""
         until = time.monotonic() + min(max(patience, 0.0), _LONGEST_PATIENCE)
         while (left := until - time.monotonic()) > 0 and not self._changed.wait_for(decided, min(left, _GLANCE)):
             if has_hung_up(sock):
@@ -349,7 +349,7 @@ class HydrationServer:
             wanted = holder_side.decode(body)
             if not isinstance(wanted, SendSpans) or not 0 < wanted.chunk <= _LARGEST_CHUNK:
                 raise ProtocolError("a reader of state asked for something else than bytes")
-            if not wanted.spans:  # the reader is done; a connection over a dead address would not show that
+            if not wanted.spans:  # the reader is done; a connection over a dead address would not show its end
                 for each in list(reader.connections):
                     hang_up(each)
                 return

@@ -1,6 +1,6 @@
-"""Tensors of which a rank has only a piece: the local values, and their place in the whole.
+"""Tensors of which a rank has only a piece: the local values, and their place in the whole tensor.
 
-`DTensor`s are accessed as `torch.distributed.checkpoint` does it, so names and boxes are the checkpoint's.
+`DTensor`s are accessed as `torch.distributed.checkpoint` accesses them, so names and boxes are those of checkpoints.
 """
 
 from typing import Any, cast
@@ -14,7 +14,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """True if a rank may have only a piece of it. Imports nothing that a plain script does not need."""
+    """True if a rank may have only a piece of the tensor. Imports nothing that a plain script does not need."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
@@ -24,10 +24,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def box_of(tensor: torch.Tensor, name: str = "a tensor") -> Box | None:
-    """Box of the local piece in the whole; None for a plain tensor.
+    """Box of the local piece in the whole tensor; None for a plain tensor.
 
     Raises:
-        StateError: the local part is a summand, not a piece; or there are several pieces.
+        StateError: the local part is a summand instead of a piece, or there are several pieces.
     """
     if not is_distributed(tensor):
         return None

@@ -1,4 +1,4 @@
-"""Transfer of state over a blocking socket, every wait bounded. Needs no torch: agents use it too."""
+"""Transfer of state over a blocking socket, with a limit on every wait. Needs no torch: agents use it too."""
 
 import select
 import socket
@@ -11,9 +11,9 @@ from regrow.core.ids import Instant, Seconds
 
 DIGEST_BYTES = 8
 STALL: Seconds = 5.0
-"""A peer that moves no byte for this long counts as dead."""
+"""Time without a moved byte after which a peer counts as dead."""
 STRANGERS_BYTES = 64 << 10
-"""Longest frame of a peer that has not shown the job's token."""
+"""Longest frame in bytes that a peer may send before it has shown the job's token."""
 
 
 def checksum(data: memoryview | bytes) -> bytes:
@@ -22,7 +22,7 @@ def checksum(data: memoryview | bytes) -> bytes:
 
 
 def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> None:
-    """Let the socket's next calls wait until the deadline, each at most `stall`. Raises `DeadlineExceeded`."""
+    """Let the socket's next calls wait until the deadline, but each at most `stall`. Raises `DeadlineExceeded`."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise DeadlineExceeded("the deadline for moving state has passed")
@@ -30,14 +30,14 @@ def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> 
 
 
 def send(sock: socket.socket, data: memoryview | bytes) -> None:
-    """Send all. Raises `TimeoutError` if nothing moves for the socket's timeout; `sendall` applies it to the whole."""
+    """Send all bytes. Raises `TimeoutError` if none moves during the socket's timeout (`sendall` limits the total)."""
     left = memoryview(data)
     while left:
         left = left[sock.send(left) :]
 
 
 def receive(sock: socket.socket, room: memoryview, deadline: Instant) -> None:
-    """Fill `room`. Raises `EOFError` if the peer closes before that, `OSError`, and `DeadlineExceeded`."""
+    """Fill `room`. Raises `EOFError` if the peer closes earlier, `OSError`, and `DeadlineExceeded`."""
     at = 0
     while at < len(room):
         allow(sock, deadline)

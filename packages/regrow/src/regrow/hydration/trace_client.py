@@ -1,4 +1,4 @@
-"""Requests from the holder of a state the results of the step that followed."""
+"""Requests, from the holder of a state, the results of the step that followed it."""
 
 import socket
 import threading
@@ -13,12 +13,12 @@ from regrow.hydration.streams import STALL
 
 
 class TraceRequest:
-    """One request. `run` in one thread, once; `cancel` from any other.
+    """One request for a step's results. Call `run` once, in one thread; `cancel` may be called in any other.
 
     Args:
-        endpoint: of the holder's state.
+        endpoint: endpoint of the holder of the state.
         token: the job's secret.
-        generation: of the state.
+        generation: generation in which the state was offered.
         step: the step whose results are requested.
     """
 
@@ -36,9 +36,9 @@ class TraceRequest:
                 hang_up(self._sock)
 
     def run(self, deadline: Instant) -> bytes:
-        """The trace, as the holder has encoded it. `deadline`: on the monotonic clock.
+        """The trace of the step, as the holder has encoded it. `deadline`: on the monotonic clock.
 
-        Raises `HydrationError` if the holder does not give it, `GenerationHalted` if `cancel` was called.
+        Raises `HydrationError` if the holder does not send it, `GenerationHalted` if `cancel` was called.
         """
         try:
             sock = connect(self._endpoint, STALL, opened=self._register)

@@ -1,1 +1,1 @@
-"""A copy of one rank's state in shared memory: taken, described, and read back."""
+"""A copy of one rank's state in shared memory: how it is made, described and read back."""

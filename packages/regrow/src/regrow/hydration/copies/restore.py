@@ -1,4 +1,4 @@
-"""State from an agent's copy store, for a worker whose shards no living worker has."""
+"""Receives state from an agent's copy store, for a worker whose shards no living worker has."""
 
 import socket
 import threading
@@ -32,12 +32,12 @@ from regrow.hydration.streams import DIGEST_BYTES, allow, checksum
 
 
 def restore(sink: StateSink, source: CopySource, *, token: str, deadline: Instant) -> HydrationReport:
-    """`Restoration(...).run()` for callers that never cancel."""
+    """Run `Restoration(...).run()`, for callers that never cancel."""
     return Restoration(sink, source, token=token, deadline=deadline).run()
 
 
 class Restoration:
-    """One return to a copy. `run` in one thread, once; `cancel` from any other, as with `Hydration`.
+    """One reception of a copy. Call `run` once, in one thread; `cancel` may be called in any other.
 
     Args:
         sink: receives the state. When `run` fails after `prepare`, its state is torn.
@@ -67,7 +67,7 @@ class Restoration:
         """Receive the copy.
 
         Raises:
-            HydrationError: the store does not have it any more, it is damaged, or it did not come in time.
+            HydrationError: the store no longer has the copy, or the copy is damaged or did not come in time.
             StateError: the copy does not fit this worker.
             GenerationHalted: `cancel` was called.
         """
@@ -170,7 +170,7 @@ class Restoration:
 
 
 class _Pieces:
-    """Map from a range of the payload to bytes of tensors; ranges must be requested in ascending order."""
+    """Maps ranges of the payload to bytes of tensors; ranges must be requested in ascending order."""
 
     def __init__(self, inventory: Inventory, incoming: Incoming) -> None:
         offsets, self.payload = layout(entry.nbytes for entry in inventory.entries)
@@ -188,7 +188,7 @@ class _Pieces:
         return self._at
 
     def direct(self, start: int, end: int) -> memoryview | None:
-        """The range in place, if it is within one tensor in host memory."""
+        """The range in place, if it is within one tensor in host memory; else None."""
         at = self._first(start)
         if at == len(self._spans):
             return None
@@ -200,7 +200,7 @@ class _Pieces:
         return view
 
     def scatter(self, start: int, end: int, stage: torch.Tensor) -> None:
-        """Copy a staged range to its tensors; bytes between them are padding."""
+        """Copy a staged range to its tensors; bytes between the tensors are padding."""
         for begins, ends, name in self._spans[self._first(start) :]:
             if begins >= end:
                 return

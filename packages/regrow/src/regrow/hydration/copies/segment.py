@@ -1,11 +1,11 @@
-"""A copy of one rank's state in shared memory: its layout, and the mark of a whole copy. Needs no torch.
+"""A copy of one rank's state in shared memory: its layout, and the mark of a complete copy. Needs no torch.
 
-    0      header: magic, step, rank, lengths, xxh3_64 of holding and inventory
-    64     the holding, then the inventory (msgpack)
-    4096·n the payload: the tensors' bytes in the order of the inventory, each from a multiple of 64 on
+0      header: magic, step, rank, lengths, xxh3_64 of holding and inventory
+64     the holding, then the inventory (msgpack)
+4096·n the payload: the tensors' bytes in the order of the inventory, each from a multiple of 64 on
 
 The step in the header is -1 while the copy is being written. A reader checks it before and after, so a writer that dies
-at any moment leaves either a whole copy or one that is marked as incomplete.
+at any moment leaves either a complete copy or one that is marked as incomplete.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from regrow.hydration.plan import CHUNK_BYTES
 ALIGNMENT = 64
 _MAGIC = b"regrow\x00\x01"
 _HEAD = struct.Struct("<8sqiIQQQQ")
-"""magic, step, rank, lengths of the holding and the inventory, start and length of the payload, digest."""
+"""Fields: magic, step, rank, lengths of the holding and the inventory, start and length of the payload, digest."""
 _STEP = struct.Struct("<q")
 _STEP_AT, _WORDS_AT = 8, 64
 _PAGE = 4096
@@ -36,7 +36,7 @@ _HUGE = 2 << 20
 _NAME = "regrow-copy"
 _WRITING = -1
 _RESERVE = 256 << 20
-"""Memory of the machine that copies must leave free."""
+"""Bytes of the machine's memory that copies must leave free."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -48,11 +48,11 @@ class SegmentHead(NamedTuple):
     holding: str
     inventory: bytes
     payload: int
-    """Bytes of the payload, including padding."""
+    """Size of the payload in bytes, including padding."""
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Offset of each tensor in the payload, from the tensors' sizes in order; and the size of the payload."""
+    """Offset of each tensor in the payload, given the tensors' sizes in order; and the size of the payload."""
     offsets: list[int] = []
     at = 0
     for size in sizes:
@@ -83,7 +83,7 @@ class Segment:
     Made by `create` in the writer, by `attach` in a reader.
 
     Args:
-        descriptor: of the shared memory; owned by this object from now on.
+        descriptor: descriptor of the shared memory; owned by this object from now on.
         size: number of bytes to map.
     """
 
@@ -104,7 +104,7 @@ class Segment:
 
     @classmethod
     def attach(cls, path: str) -> "Segment":
-        """Another process's, by `/proc/<pid>/fd/<descriptor>`. Raises `OSError`, `Torn` if it is no segment."""
+        """Map another process's segment, by `/proc/<pid>/fd/<descriptor>`. Raises `OSError`; `Torn` if it is none."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         segment = cls(descriptor, 0)
         if not is_memory_file(descriptor, _NAME, sealed=True):
@@ -114,7 +114,7 @@ class Segment:
 
     @property
     def descriptor(self) -> int:
-        """Descriptor of the shared memory; valid as long as this object."""
+        """Descriptor of the shared memory, which is valid as long as this object exists."""
         return self._descriptor
 
     @property
@@ -123,7 +123,7 @@ class Segment:
         return os.fstat(self._descriptor).st_size
 
     def refresh(self) -> None:
-        """Map the memory that the writer has added since."""
+        """Map memory that the writer has added since the last mapping."""
         size = self.size
         if self._map is None or len(self._map) != size:
             self._remap(size)
@@ -131,17 +131,17 @@ class Segment:
     def _remap(self, size: int) -> None:
         if size < _PAGE:
             raise Torn("a segment without a header")
-        # Not closed: views of the old map may still be in use; it is unmapped with the last of them.
+        # Not closed, because views of the old map may still be in use; it is unmapped with the last view.
         self._map = mmap.mmap(self._descriptor, size)
-        with contextlib.suppress(OSError):  # if refused, only forks are slower
+        with contextlib.suppress(OSError):  # if the kernel refuses this, only forks are slower
             self._map.madvise(mmap.MADV_DONTFORK)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
     def begin(self, rank: Rank, holding: str, inventory: bytes, payload: int) -> memoryview:
-        """Mark the segment as incomplete. Returns the room for the payload; `publish` completes the copy.
+        """Mark the segment as incomplete; returns the memory for the payload. `publish` completes the copy.
 
-        Raises `NoMemoryForCopy`; the segment is unchanged then.
+        Raises `NoMemoryForCopy`, and then leaves the segment unchanged.
         """
         words = holding.encode()
         start = -(-(_WORDS_AT + len(words) + len(inventory)) // _PAGE) * _PAGE
@@ -155,11 +155,11 @@ class Segment:
         return memoryview(space)[start : start + payload]
 
     def publish(self, step: StepNo) -> None:
-        """Mark the segment as a whole copy of `state@step`."""
+        """Mark the segment as a complete copy of `state@step`."""
         self._set_step(step)
 
     def void(self) -> None:
-        """Mark the segment as no copy."""
+        """Mark the segment as containing no copy."""
         if self._map is not None:
             self._set_step(_WRITING)
 
@@ -191,11 +191,11 @@ class Segment:
 
     @property
     def step(self) -> int:
-        """The step of the copy in it; -1 if there is none."""
+        """The step of the copy in the segment; -1 if there is no copy."""
         return _WRITING if self._map is None else int(_STEP.unpack_from(self._map, _STEP_AT)[0])
 
     def head(self) -> SegmentHead:
-        """Header of the copy in it. Raises `Torn`."""
+        """Header of the copy in the segment. Raises `Torn`."""
         space = self._space()
         magic, step, rank, holding, inventory, start, payload, digest = _HEAD.unpack_from(space, 0)
         end = _WORDS_AT + holding + inventory

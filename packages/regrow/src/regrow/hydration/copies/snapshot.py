@@ -1,6 +1,6 @@
-"""The worker's side of copies: `state@n` into shared memory, between two steps and at the speed of a memory copy.
+"""The worker's side of copies: puts `state@n` into shared memory between two steps, as fast as memory can be copied.
 
-Two segments are used in turn. The newest whole copy is never overwritten, so it survives a worker that dies while it
+Two segments are used in turn. The newest complete copy is never overwritten, so it survives a worker that dies while it
 writes the next. The bytes are not checksummed here, where training waits: the agent does that during the next step.
 """
 
@@ -51,7 +51,7 @@ class SnapshotKeeper:
     `take`, `wait_stored` and `rewind` are for the training thread; `stored` and `wake` for the control thread.
 
     Args:
-        worker: the worker.
+        worker: id of the worker.
         send: sends a fact to the agent.
         warn: gets one text for people when there are no copies, with the reason; by default the log.
     """
@@ -72,7 +72,7 @@ class SnapshotKeeper:
         self._warned: set[str] = set()
         self._newest: StepNo | None = None
         self.took: Seconds = 0.0
-        """Time for which the last `take` delayed the training."""
+        """Time by which the last `take` delayed the training."""
 
     @property
     def newest(self) -> StepNo | None:
@@ -112,7 +112,7 @@ class SnapshotKeeper:
         return fact
 
     def stored(self, step: StepNo, error: str = "") -> None:
-        """Take the agent's answer (`SnapshotStored`)."""
+        """Note the agent's answer to a copy (`SnapshotStored`)."""
         if error:
             self._say("buddy", f"copies of the state stay on this node alone: {error}")
         else:
@@ -123,11 +123,11 @@ class SnapshotKeeper:
             self._changed.notify_all()
 
     def wait_stored(self, deadline: Instant, *, halted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the newest copy is stored at its destination; at once if no copy is pending.
+        """Wait until the newest copy is stored at its destination; returns at once if no copy is pending.
 
         Args:
             deadline: on the monotonic clock.
-            halted: True if waiting has lost its purpose; checked whenever `wake` is called.
+            halted: ends the wait when it returns True; checked whenever `wake` is called.
 
         Returns False when halted. Raises `DeadlineExceeded`.
         """
@@ -148,7 +148,7 @@ class SnapshotKeeper:
             self._changed.notify_all()
 
     def rewind(self, step: StepNo) -> None:
-        """Void all copies after `state@step`, from which the world goes on; nobody waits for them any more."""
+        """Void all copies of steps after `state@step`, from which training goes on; nobody waits for them any more."""
         with self._changed:
             for segment in self._segments:
                 if segment.step > step:
@@ -167,7 +167,7 @@ class SnapshotKeeper:
             self._changed.notify_all()
 
     def _free_segment(self, step: StepNo) -> Segment:
-        """The segment to overwrite: one without a copy, or of this step or a later one; else the oldest."""
+        """The segment to overwrite: one without a copy, or with this step or a later one; else the oldest."""
         void = [segment for segment in self._segments if not 0 <= segment.step < step]
         if void:
             return void[0]

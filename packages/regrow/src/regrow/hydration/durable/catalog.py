@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a place: whole ones, torn ones with the reason, remains. Needs no torch.
+"""Lists the checkpoints of a place: complete ones, torn ones with the reason, remains. Needs no torch.
 
 `python -m regrow.hydration.durable.catalog` lists the place that is named on its standard input, for a caller with a
 time limit: a store that does not answer must not block a launcher.
@@ -16,7 +16,7 @@ from regrow.hydration.durable.storage import CheckpointStorage, place
 
 
 class WholeCheckpoint(msgspec.Struct, frozen=True):
-    """A whole checkpoint, judged without its tensors: by the manifest, and the sizes of all files."""
+    """A complete checkpoint, recognized without its tensors, by the manifest and the sizes of all files."""
 
     step: StepNo
     folder: str
@@ -24,10 +24,10 @@ class WholeCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """Contents of a place.
+    """Contents of a place for checkpoints.
 
-    `whole`: the newest first. `torn`, `unread`: folders that are damaged, or of another format, each with the reason.
-    `remains`: unfinished folders, each with its owner.
+    `whole`: complete ones, the newest first. `torn`, `unread`: folders that are damaged, or of another format, with the
+    reason. `remains`: unfinished folders, each with its owner.
     """
 
     whole: list[WholeCheckpoint] = []
@@ -36,18 +36,18 @@ class Catalog(msgspec.Struct, frozen=True):
     remains: dict[str, str] = {}
 
     def own(self, lineage: Lineage) -> list[WholeCheckpoint]:
-        """The whole checkpoints of a training, the newest first."""
+        """The complete checkpoints of a training, the newest first."""
         return [each for each in self.whole if lineage.owns(each.lineage.id)]
 
 
 class CatalogQuestion(msgspec.Struct, frozen=True):
-    """Request to the process that runs this module."""
+    """Request to the process that runs this module: list a place."""
 
     url: str
 
 
 class CatalogAnswer(msgspec.Struct, frozen=True):
-    """The answer. `error`: why there is no catalog; `usage`: the place cannot be used at all, `hint`: the cure."""
+    """Answer to a `CatalogQuestion`. `error`: why there is no catalog; `usage`: the place is unusable (`hint`)."""
 
     catalog: Catalog = Catalog()
     error: str = ""
@@ -56,7 +56,7 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
 
 
 def manifest_at(at: CheckpointStorage, folder: str) -> tuple[ManifestHead, bytes]:
-    """Head and text of the manifest of a whole checkpoint.
+    """Head and text of the manifest of a complete checkpoint.
 
     Raises:
         OtherFormat: this version cannot read it.
@@ -98,7 +98,7 @@ def look(at: CheckpointStorage) -> Catalog:
 
 
 def cause_of(error: BaseException) -> str:
-    """Text of an error."""
+    """Text of an error, for a message."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 

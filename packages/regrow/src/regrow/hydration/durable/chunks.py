@@ -19,7 +19,7 @@ _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 
 
 def read_chunk(file: BinaryIO, offset: int, length: int, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """The tensor that `torch.save` wrote to `length` bytes of a file at `offset`, from its elements' bytes alone.
+    """Read the tensor that `torch.save` wrote to `length` bytes of a file at `offset`, using only its elements' bytes.
 
     Raises `CheckpointError`, `OSError`, `zipfile.BadZipFile`, and any other error that a damaged archive causes.
     """
@@ -45,7 +45,7 @@ def read_chunk(file: BinaryIO, offset: int, length: int, dtype: str, shape: Sequ
 
 
 class _Section(io.RawIOBase):
-    """A part of a file as a separate file."""
+    """A part of a file that is read like a file of its own."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         super().__init__()

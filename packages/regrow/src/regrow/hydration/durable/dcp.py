@@ -7,7 +7,7 @@ import pickle
 from typing import BinaryIO
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo  # what their reader looks for in `.metadata`
+from torch.distributed.checkpoint.filesystem import _StorageInfo  # torch's reader looks for this in `.metadata`
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,7 +24,7 @@ METADATA = ".metadata"
 
 
 def write_metadata(tensors: dict[str, StoredTensor], file: BinaryIO) -> None:
-    """Write all that `dcp.load` needs to know about the tensors."""
+    """Write all that `dcp.load` must know about the tensors."""
     storage: dict[MetadataIndex, _StorageInfo] = {}
     state: dict[str, TensorStorageMetadata] = {}
     for name, stored in tensors.items():

@@ -33,7 +33,7 @@ CHUNK_BYTES = 128 << 20
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a tensor on disk: `torch.save`d at `offset` of `file`, `length` bytes long.
+    """A piece of a tensor on disk, written by `torch.save` at `offset` of `file`, `length` bytes long.
 
     `digest`: xxh3_64 of its elements' bytes.
     """
@@ -46,7 +46,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A whole tensor, covered by its chunks."""
+    """A tensor in its full shape, and the chunks that cover it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class StoredHolding(msgspec.Struct, frozen=True):
-    """Contents of the ranks of one holding: pieces of the tensors, and Python state under the name `python`.
+    """State of the ranks with one holding: pieces of the tensors, and Python state under the name `python`.
 
     `names`: the name under which a tensor is stored, if it differs from its own: parts of a model on different ranks
     may use one name for different tensors.
@@ -67,9 +67,9 @@ class StoredHolding(msgspec.Struct, frozen=True):
 
 
 class PartIndex(msgspec.Struct, frozen=True):
-    """Contents of one rank's file, and all that the rank has; kept beside the file until the checkpoint is whole.
+    """Contents of one rank's file, and all state of that rank; kept beside the file until the checkpoint is complete.
 
-    `tensors`: those of which this rank wrote chunks; `shared`: those that a lower rank had too, which wrote them.
+    `tensors`: those of which this rank wrote chunks; `shared`: those that a lower rank has too and has written.
     """
 
     step: StepNo
@@ -82,9 +82,9 @@ class PartIndex(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The manifest, written last. `files`: sizes in bytes, by which a folder that lost some is recognised.
+    """The manifest, written last. `files`: sizes in bytes, by which a folder that lost some files is recognized.
 
-    `lineage`: owner of the checkpoint. `digest`: of the manifest itself; empty in those of older versions.
+    `lineage`: owner of the checkpoint. `digest`: digest of the manifest itself; empty in older versions.
     """
 
     format: int
@@ -112,7 +112,7 @@ def whole_box(shape: tuple[int, ...]) -> Box:
 
 
 def volume(box: Box) -> int:
-    """Number of elements in a box; 1 for a scalar's."""
+    """Number of elements in a box; 1 for the box of a scalar."""
     return math.prod(stop - start for start, stop in box)
 
 
@@ -131,13 +131,13 @@ def cut(box: Box, nbytes: int, limit: int = CHUNK_BYTES) -> list[Box]:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Intersection of two boxes of one tensor; None if it is empty."""
+    """Intersection of two boxes in one tensor; None if it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 
 def joined(parts: list[PartIndex]) -> tuple[dict[str, StoredTensor], dict[str, StoredHolding]]:
-    """Join all parts. Of a piece that several ranks wrote, the lowest rank's counts.
+    """Join the parts of all ranks. If several ranks have a piece, the lowest rank's is used.
 
     Raises `CheckpointError` if two ranks have different values of one piece, or a piece of a tensor is missing.
     """

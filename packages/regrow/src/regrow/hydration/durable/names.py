@@ -1,4 +1,4 @@
-"""Names and heads of durable checkpoints: all that is known of one without its tensors. Needs no torch."""
+"""Names and heads of durable checkpoints: all that is known of a checkpoint without its tensors. Needs no torch."""
 
 import re
 
@@ -18,11 +18,11 @@ _NAME = re.compile(r"step-(\d+)(?:-[0-9a-f]{12})?")
 _UNFINISHED = re.compile(r"\.unfinished-(?:([0-9a-f]{12})-)?(?:step-)?\d+.*")
 NO_SEAL = "0" * 16
 _SEAL = re.compile(rb'"digest":"[0-9a-f]{16}"\}\s*\Z')
-"""`digest` is the last field of a manifest."""
+"""Matches `digest`, which is the last field of a manifest."""
 
 
 class ManifestHead(msgspec.Struct, frozen=True):
-    """Fields of every manifest. `files`: sizes in bytes; `digest`: of the manifest itself."""
+    """The fields that every manifest has. `files`: sizes in bytes; `digest`: digest of the manifest itself."""
 
     format: int
     files: dict[str, int]
@@ -48,13 +48,13 @@ def unfinished(lineage: str, what: str) -> str:
 
 
 def lineage_of_remains(folder: str) -> str | None:
-    """Owner of an unfinished folder, by its name; None if it is no such folder."""
+    """Owner of an unfinished folder, by the folder's name; None if it is no such folder."""
     match = _UNFINISHED.fullmatch(folder)
     return (match.group(1) or "") if match else None
 
 
 def seal(manifest: bytes) -> bytes:
-    """An encoded manifest with its own digest in place of `NO_SEAL`."""
+    """Put the digest of an encoded manifest into it, in place of `NO_SEAL`."""
     return _SEAL.sub(_seal(xxhash.xxh3_64_hexdigest(manifest)), manifest)
 
 
@@ -67,7 +67,7 @@ def head_of(manifest: bytes) -> ManifestHead:
     """
     try:
         head = msgspec.json.decode(manifest, type=ManifestHead)
-    except Exception as error:  # whatever a library raises: it cannot be read
+    except Exception as error:  # a library may raise any error: the manifest cannot be read
         raise CheckpointError(f"its manifest cannot be read: {error}") from error
     if head.format != FORMAT:
         newer = head.format > FORMAT

@@ -1,4 +1,4 @@
-"""The place of durable checkpoints as a launcher sees it: its owner before step 0, and its contents at the end.
+"""The launcher's view of the place of durable checkpoints: its owner before step 0, and its contents at the end.
 
 Folders are read in this process; URLs in another one, since a store may not answer.
 """
@@ -39,14 +39,14 @@ _SHOWN = 3
 
 
 class Resume(StrEnum):
-    """Treatment of existing checkpoints by a run (`--resume`)."""
+    """Use of existing checkpoints by a run (`--resume`)."""
 
     NEVER = "never"
-    """Start at step 0; refuse a place with another training's checkpoints."""
+    """Start at step 0, and refuse a place with another training's checkpoints."""
     AUTO = "auto"
-    """Start from the newest whole one; from step 0 if there is none."""
+    """Start from the newest complete checkpoint, or from step 0 if there is none."""
     MUST = "must"
-    """Start from the newest whole one; do not start if there is none."""
+    """Start from the newest complete checkpoint, and refuse to start if there is none."""
 
 
 def choose_lineage(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
@@ -54,11 +54,11 @@ def choose_lineage(url: str, resume: Resume, new: Lineage, *, note: Callable[[st
 
     Args:
         url: the place of the checkpoints.
-        resume: whether the run resumes from existing checkpoints.
-        new: the run as a training of its own.
+        resume: use of existing checkpoints.
+        new: the identity of a new training, which the run gets if it does not resume.
         note: called with texts for people.
 
-    Raises `UsageError`: the place cannot be used, or is another training's, or has nothing to resume from.
+    Raises `UsageError` if the place cannot be used, belongs to another training, or has nothing to resume from.
     """
     directory = folder_at(url)
     if directory is not None:
@@ -79,7 +79,7 @@ def choose_lineage(url: str, resume: Resume, new: Lineage, *, note: Callable[[st
 
 
 def adopt(url: str, there: Catalog, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
-    """The training that resumes here; it also owns what its earlier runs left unfinished. Raises `UsageError`."""
+    """The training that resumes here; it also owns unfinished folders of its earlier runs. Raises `UsageError`."""
     damaged = [f"{folder}: {why}" for folder, why in there.torn.items()]
     if not there.whole:
         if there.unread:
@@ -114,7 +114,7 @@ def newest(url: str, lineage: Lineage, refused: Collection[StepNo] = ()) -> str:
 
 
 def _check_folder(directory: Path, new: Lineage, note: Callable[[str], None]) -> None:
-    """Raises `UsageError` if the folder cannot be made, or nothing can be made in it."""
+    """Raise `UsageError` if the folder cannot be made, or nothing can be made in it."""
     probe = directory / unfinished(new.id, "0-probe")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _refuse_others(url: str, there: Catalog) -> None:
 
 
 def _look(url: str, *, within: Seconds) -> Catalog:
-    """Raises `UsageError` if the place cannot be used at all, `CheckpointError` if it cannot be read now."""
+    """List the place. Raises `UsageError` if it cannot be used at all, `CheckpointError` if it cannot be read now."""
     if folder_at(url) is not None:
         try:
             return look(place(url))

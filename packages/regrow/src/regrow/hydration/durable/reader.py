@@ -28,7 +28,7 @@ from regrow.hydration.inventory import Inventory, StateSink, TensorEntry
 from regrow.hydration.shards import Box
 
 Piece = Callable[[TensorEntry], TensorEntry]
-"""Maps a tensor's entry in the checkpoint to the reader's: another piece of the same whole, or the same."""
+"""Maps a tensor's entry in the checkpoint to the reader's entry: another piece of the same tensor, or the same."""
 
 
 def complete(at: CheckpointStorage) -> list[tuple[StepNo, str]]:
@@ -58,13 +58,13 @@ def load(
     Args:
         sink: receives the state.
         at, folder: the checkpoint.
-        holding: this worker's; it takes the Python state of the same holding.
-        rank: this worker's; if no holding is the same, it takes that rank's Python state.
+        holding: this worker's holding; the worker takes the Python state of the same holding.
+        rank: this worker's rank; if no holding is the same, it takes that rank's Python state.
         piece: maps a tensor to the piece that this worker has; None: the same piece as in the checkpoint.
 
     Raises:
-        CheckpointError: the folder is torn or unreadable, whatever the reading raised; the parts that were read by then
-            are in the state.
+        CheckpointError: the folder is torn or unreadable, whatever the reading raised; parts that were read before are
+            in the state.
         StateError: it is the state of another model.
     """
     try:
@@ -82,7 +82,7 @@ def load(
     except CheckpointError as error:
         raise CheckpointError(f"{at.address(folder)}: {error.cause}", hint=error.hint) from error
     except StateError as error:
-        if manifest.digest:  # the manifest is verified, so it says what was written
+        if manifest.digest:  # the manifest is verified, so it shows what was written
             raise
         raise CheckpointError(f"{at.address(folder)} does not fit: {error}") from error
     except Exception as error:
@@ -92,7 +92,7 @@ def load(
 
 
 def _choose(manifest: Manifest, holding: str, rank: int) -> StoredHolding:
-    """Holding whose Python state and names are used: the same one, else that of the nearest rank not above `rank`."""
+    """The holding whose Python state and names are used: the same one, else that of the nearest rank up to `rank`."""
     if holding in manifest.holdings:
         return manifest.holdings[holding]
     by_rank = sorted(manifest.holdings.values(), key=lambda each: each.rank)
@@ -119,7 +119,7 @@ def _read_python(files: "_Files", stored: StoredTensor) -> bytes:
 
 
 def _fill(files: "_Files", stored: StoredTensor, entry: TensorEntry, target: torch.Tensor) -> None:
-    """Copy the chunks that overlap this piece into it."""
+    """Copy the chunks that overlap the target's piece into the target."""
     box = whole_box(entry.shape) if entry.box is None else entry.box
     missing = math.prod(entry.shape)
     if missing and stored.dtype != dtype_name(target.dtype):

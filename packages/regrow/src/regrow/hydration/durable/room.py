@@ -1,4 +1,4 @@
-"""Makes room on a full disk for the last state of a job: removes older checkpoints of the same training."""
+"""Makes room on a full disk for the last state of a job, by removing older checkpoints of the same training."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ _SPARE = 1.05
 
 
 class Room:
-    """Makes room, one checkpoint at a time.
+    """Makes room on a disk, one checkpoint at a time.
 
     Args:
         at: the place, and the training whose checkpoints may be removed.
@@ -27,7 +27,7 @@ class Room:
         self._at, self._needed, self._say = at, needed, say
 
     def within(self, write: Callable[[], T]) -> T:
-        """Call `write` again as long as each failure frees more room. Raises its last error."""
+        """Call `write`, again after each failure for which room could be made. Raises the last error."""
         while True:
             try:
                 return write()
@@ -38,8 +38,8 @@ class Room:
     def make(self, error: OSError) -> bool:
         """Make room after a failed write; True if there is more room now.
 
-        The oldest checkpoint is removed first; the last one only if that surely frees enough: else nothing would be on
-        disk if the last state could not be written either.
+        The oldest checkpoint is removed first. The last one is removed only if that certainly frees enough; otherwise
+        no checkpoint would be left if the last state could not be written either.
         """
         if error.errno not in FULL:
             return False

@@ -16,10 +16,10 @@ class TornSnapshot(CheckpointError):
 
 
 class SegmentSource:
-    """One rank's `state@step`, read in place.
+    """One rank's `state@step`, read in place from shared memory.
 
     Args:
-        segment: shared memory that its worker may overwrite at any moment.
+        segment: shared memory that the rank's worker may overwrite at any moment.
         step: the step that should be in it.
 
     Raises:
@@ -43,7 +43,7 @@ class SegmentSource:
         }
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the inventory: a view of the shared memory."""
+        """A tensor of the inventory, as a view of the shared memory."""
         entry, offset = self._places[name]
         dtype = dtype_of(entry.dtype)
         if entry.nbytes == 0:
@@ -53,17 +53,17 @@ class SegmentSource:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors and Python state."""
+        """Size of the tensors and the Python state in bytes."""
         return self.inventory.nbytes + len(self.inventory.python)
 
     def check(self) -> None:
-        """Raise `TornSnapshot` if anything read so far may be of another step."""
+        """Raise `TornSnapshot` if any data read so far may belong to another step."""
         if self._segment.step != self._step:
             raise TornSnapshot(f"state@{self._step} was overwritten in shared memory before it was on disk")
 
 
 def take(segment: Segment, source: StateSource, step: StepNo, rank: Rank, holding: str) -> int:
-    """Copy `state@step` into a segment; returns the bytes of its tensors.
+    """Copy `state@step` into a segment; returns the size of its tensors in bytes.
 
     Raises `StateError` if the state is at another step, `NoMemoryForCopy` if there is no memory for it.
     """

@@ -33,11 +33,11 @@ _MARKED = re.compile(r"lineage ([0-9a-f]*)")
 
 
 class CheckpointStorage(Protocol):
-    """One folder for each checkpoint. All methods raise `OSError`; those of a URL may raise its store's own errors."""
+    """A place with a folder for each checkpoint. All methods raise `OSError`; those of a URL also its store's."""
 
     url: str
     own: Lineage
-    """The training that uses it: files of others are never changed."""
+    """The training that uses the place: files of others are never changed."""
 
     def working(self, step: StepNo, attempt: int) -> str:
         """The name of the folder in which a checkpoint is made."""
@@ -80,7 +80,7 @@ class CheckpointStorage(Protocol):
         ...
 
     def remove(self, folder: str) -> None:
-        """Remove a folder so that it never looks complete meanwhile, and is recognised as regrow's until it is gone."""
+        """Remove a folder so that it never looks complete meanwhile, and is recognized as regrow's until it is gone."""
         ...
 
     def address(self, folder: str) -> str:
@@ -92,7 +92,7 @@ def place(url: str, own: Lineage = NOBODY) -> CheckpointStorage:
     """The storage that a path or a URL names. Raises `UsageError` if that kind of store cannot be used here.
 
     Args:
-        url: of the place.
+        url: path or URL of the place.
         own: the training that uses it.
     """
     if (folder := folder_at(url)) is not None:
@@ -116,8 +116,8 @@ def folder_at(url: str) -> Path | None:
 
 
 def owner(at: CheckpointStorage, folder: str) -> str | None:
-    """Id of the training that owns this checkpoint, whole or torn; None if it is not known."""
-    with contextlib.suppress(Exception), at.read(folder, MANIFEST) as file:  # any error: the owner is not known
+    """Id of the training that owns this checkpoint, complete or torn; None if it is not known."""
+    with contextlib.suppress(Exception), at.read(folder, MANIFEST) as file:  # after any error the owner is not known
         return head_of(file.read()).lineage.id
     with contextlib.suppress(Exception), at.read(folder, MARK) as file:
         found = _MARKED.search(file.read().decode(errors="replace"))
@@ -126,7 +126,7 @@ def owner(at: CheckpointStorage, folder: str) -> str | None:
 
 
 def _name_for(at: CheckpointStorage, step: StepNo) -> str:
-    """The name for a new checkpoint: a free one, or one of this training's own."""
+    """The name for a new checkpoint: one that is free, or that this training already has."""
     name = folder_of(step)
     if not at.own.id or not at.taken(name):
         return name
@@ -147,7 +147,7 @@ class FolderStorage:
         self.url, self.own = str(directory), own
 
     def working(self, step: StepNo, attempt: int) -> str:
-        """A name that no finished checkpoint has."""
+        """A working name that no finished checkpoint has."""
         return unfinished(self.own.id, f"{step}-{attempt}")
 
     def begin(self, folder: str) -> None:
@@ -183,13 +183,13 @@ class FolderStorage:
         return os.listdir(self._directory) if self._directory.is_dir() else []
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Read the directory."""
+        """Sizes of the files, from the directory."""
         path = self._directory / folder
         return {each.name: each.stat().st_size for each in path.iterdir()} if path.is_dir() else {}
 
     @contextmanager
     def read(self, folder: str, name: str) -> Iterator[BinaryIO]:
-        """Open the file itself, without blocking: opening a pipe in its place would never return."""
+        """Open the file without blocking, since opening a pipe in its place would never return."""
         path = self._directory / folder / name
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -198,7 +198,7 @@ class FolderStorage:
 
     @contextmanager
     def write(self, folder: str, name: str) -> Iterator[BinaryIO]:
-        """Write the file itself; it is synced to the disk when the block ends."""
+        """Write to the file, which is synced to the disk when the block ends."""
         with (self._directory / folder / name).open("wb") as file:
             yield file
             file.flush()
@@ -230,7 +230,7 @@ class FolderStorage:
 
 
 class UrlStorage:
-    """A place behind fsspec. A folder has its final name at once, and a file that marks it until it is whole.
+    """A place behind fsspec. A folder has its final name at once, and a file that marks it as unfinished.
 
     Args:
         url: as the user wrote it.
@@ -244,7 +244,7 @@ class UrlStorage:
         self._files, self._root = files, root.rstrip("/")
 
     def working(self, step: StepNo, attempt: int) -> str:
-        """The final name: it cannot be changed later."""
+        """The final name, because it cannot be changed later."""
         return _name_for(self, step)
 
     def begin(self, folder: str) -> None:
@@ -257,7 +257,7 @@ class UrlStorage:
         self.delete(folder, MANIFEST)
 
     def publish(self, folder: str, step: StepNo) -> str:
-        """Remove the mark. The manifest alone makes the checkpoint whole."""
+        """Remove the mark. The manifest alone makes the checkpoint complete."""
         self.delete(folder, MARK)
         return folder
 
@@ -271,7 +271,7 @@ class UrlStorage:
         return []
 
     def taken(self, folder: str) -> bool:
-        """True if there is any file in it."""
+        """True if the folder contains any file."""
         return bool(self.sizes(folder))
 
     def remains(self) -> dict[str, str]:
@@ -281,7 +281,7 @@ class UrlStorage:
         return {folder: whose for folder in torn if (whose := owner(self, folder)) is not None}
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Ask the store."""
+        """Sizes of the files, as the store reports them."""
         with contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
             found = self._files.ls(f"{self._path(folder)}/", detail=True)
@@ -299,7 +299,7 @@ class UrlStorage:
         try:
             yield file
         except BaseException:
-            with contextlib.suppress(AttributeError, NotImplementedError):  # not every store can discard it
+            with contextlib.suppress(AttributeError, NotImplementedError):  # not every store can discard an upload
                 file.discard()
             raise
         file.close()

@@ -1,4 +1,4 @@
-"""Carries out the orders of the writer process, one by one. It has a process of its own, so it may block."""
+"""Executes the orders of the writer process, one by one. It has a process of its own, so it may block."""
 
 import os
 import time
@@ -27,15 +27,15 @@ torch.set_num_threads(1)
 
 
 def work(where: CheckpointPlace, order: WriterOrder, descriptors: Sequence[int]) -> WriterFact | None:
-    """Carry out one order.
+    """Execute one order.
 
     Args:
         where: the place of the checkpoints, and their owner.
         order: the order.
-        descriptors: of the segments with the snapshots of the ranks to be written; closed here.
+        descriptors: descriptors of the segments with the snapshots of the ranks to be written; closed here.
 
     Raises:
-        RegrowError, OSError: it failed; object stores also raise errors of their own.
+        RegrowError, OSError: the order failed; object stores also raise errors of their own.
     """
     removed: list[str] = []
     match order:

@@ -1,4 +1,4 @@
-"""Writes a durable checkpoint: each rank's part, then the files that join them. See `layout.py` for the contents."""
+"""Writes a durable checkpoint: each rank's part, then the files that join the parts. `layout.py` has the contents."""
 
 from collections.abc import Collection, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
@@ -48,23 +48,23 @@ class PartSource(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise `TornSnapshot` if what was read since the last check may have been overwritten."""
+        """Raise `TornSnapshot` if data that was read since the last check may have been overwritten."""
         ...
 
 
 class _Written:
-    """Pieces that one call has written already, by name, box and digests; and the rank that wrote each."""
+    """The pieces written so far in one call, by name, box and digests, with the rank that wrote each."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, Box, tuple[str, ...]], Rank] = {}
 
     def by(self, name: str, box: Box, digests: tuple[str, ...], rank: Rank) -> Rank:
-        """Rank that wrote this piece; registers `rank` if nobody has."""
+        """Rank that wrote this piece; registers `rank` if no rank has written it."""
         return self._ranks.setdefault((name, box, digests), rank)
 
 
 class _Part:
-    """One rank's file while it is written."""
+    """One rank's file while it is being written."""
 
     def __init__(self, rank: Rank, file: BinaryIO, written: _Written) -> None:
         self.rank, self._file, self._written = rank, file, written
@@ -72,7 +72,7 @@ class _Part:
         self.shared: dict[str, Rank] = {}
 
     def add(self, name: str, tensor: torch.Tensor, box: Box, whole: tuple[int, ...]) -> None:
-        """Add a piece of a tensor, unless a lower rank has written the same."""
+        """Add a piece of a tensor, unless a lower rank has written the same piece."""
         pieces = [(piece, _rows(tensor, box, piece)) for piece in cut(box, tensor.nbytes)]
         digests = tuple(digest_of(rows) for _, rows in pieces)
         writer = self._written.by(name, box, digests, self.rank)
@@ -96,7 +96,7 @@ def write_parts(at: CheckpointStorage, step: StepNo, attempt: int, sources: Sequ
 
     Raises:
         TornSnapshot: a source was overwritten meanwhile.
-        CheckpointError, OSError: they could not be written. In all these cases no file of them is left.
+        CheckpointError, OSError: the parts could not be written. In all these cases none of their files is left.
     """
     folder = at.working(step, attempt)
     at.begin(folder)
@@ -143,14 +143,14 @@ def _write_part(
 def _save(tensor: torch.Tensor, file: BinaryIO, name: str) -> None:
     try:
         torch.save(tensor, file)
-    except RuntimeError as error:  # on a full disk torch only complains about the length of its own file
+    except RuntimeError as error:  # on a full disk torch complains only about the length of its own file
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise CheckpointError(f"{name} could not be written: {error}") from error
 
 
 def _rows(tensor: torch.Tensor, box: Box, piece: Box) -> torch.Tensor:
-    """A piece of a box, with a storage of its own: `torch.save` writes the whole storage behind a view."""
+    """A piece of a box, in a storage of its own, since `torch.save` writes the whole storage behind a view."""
     if piece == box:
         return tensor
     first = piece[0][0] - box[0][0]
@@ -164,7 +164,7 @@ def _alone(rows: torch.Tensor) -> torch.Tensor:
 
 
 class Finished(NamedTuple):
-    """A complete checkpoint. `unkept`: which old ones could not be removed, and why, for people."""
+    """A complete checkpoint. `unkept`: old checkpoints that could not be removed, and the reasons, for people."""
 
     folder: str
     nbytes: int
@@ -184,10 +184,10 @@ def finish(
 
     Args:
         at: the place, and the checkpoint's owner: files of another training stay as they are.
-        step, attempt: of the checkpoint.
-        ranks: that have written parts.
+        step, attempt: the checkpoint's step and its number.
+        ranks: the ranks that have written parts.
         keep: number of checkpoints that stay.
-        refused: steps of earlier ones that could not be read; they do not count among those that are kept.
+        refused: steps of earlier checkpoints that could not be read; they do not count among those that are kept.
 
     Raises `CheckpointError`, `OSError`; the checkpoint is torn then. Other torn checkpoints cause no failure.
     """
@@ -212,7 +212,7 @@ def finish(
 def clean(at: CheckpointStorage, keep: int, *, newest: str = "", refused: Collection[StepNo] = ()) -> str:
     """Remove all complete checkpoints of this training but the newest `keep`, and all remains of its torn ones.
 
-    Returns the reason if something could not be removed, for people; empty if all was.
+    Returns the reason if something could not be removed, for people; empty if all was removed.
     """
     try:
         there = look(at)
@@ -229,7 +229,7 @@ def clean(at: CheckpointStorage, keep: int, *, newest: str = "", refused: Collec
 
 
 def surplus(own: Sequence[WholeCheckpoint], keep: int, *, newest: str, refused: Collection[StepNo]) -> list[str]:
-    """Folders to remove: all but `keep`, which are the one just written, then the newest that could be read."""
+    """Folders to remove: all but `keep`, which are the newly written one, then the newest that could be read."""
     order = sorted(own, key=lambda each: (each.folder != newest, each.step in refused, -each.step))
     return [each.folder for each in order[keep:]]
 
