@@ -1,7 +1,7 @@
-"""Every sample exactly once: selects the samples of each step and loads them.
+"""Selects the samples of each step, so that every sample is read exactly once, and loads them.
 
 The global batch of step n is a function of (seed, n); each rank takes a slice of it. So there is no loader state to
-save: `state@n` fixes the position, a retried step gets an identical batch, a newcomer starts at the step of the others.
+save: `state@n` fixes the position, a retried step gets an identical batch, a newcomer starts at the others' step.
 
 * `order` selects (pure) the samples of a step, and a share's slice of them. `shuffle` is the bijection by which it
   shuffles, `mixture` the order of several data sets by weight.
@@ -39,7 +39,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, as these need torch.
+    # Loaded lazily, because these need torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'regrow.data' has no attribute {name!r}")
     from importlib import import_module

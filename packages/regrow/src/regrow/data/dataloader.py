@@ -37,7 +37,7 @@ _making = _Making()
 
 
 def on_made(hook: OnMade | None) -> None:
-    """Call `hook(loader, number)` for each loader from now on, once it is constructed; None: stop.
+    """Call `hook(loader, number)` for each loader constructed from now on; None: stop.
 
     `loader` is a `DataLoader` or a `Cached`; `number` counts them from 0. In the process that makes a node's batches
     the hook takes over and never returns to the script.
@@ -46,7 +46,7 @@ def on_made(hook: OnMade | None) -> None:
 
 
 class _Numbered(ABCMeta):
-    """Numbers an instance after the constructor of its class, also of a script's subclass, has finished.
+    """Metaclass that numbers an instance after its constructor, also a script's subclass's, has finished.
 
     It derives from `ABCMeta`, so that a script's class may be abstract as well.
     """
@@ -79,7 +79,7 @@ class DataLoader(torch_data.DataLoader[Sample], metaclass=_Numbered):
     """
 
     number: int
-    """Counts this process's loaders, from 0."""
+    """Number of the loader among this process's loaders, from 0."""
     global_batch_size: int | None
     remainder: str | None
     version: str
@@ -141,7 +141,7 @@ class Cached(Generic[Sample], metaclass=_Numbered):
     """A torch `DataLoader` whose batches are made once per node. Made by `regrow.cached`; iterates as that loader."""
 
     number: int
-    """Counts this process's loaders, from 0."""
+    """Number of the loader among this process's loaders, from 0."""
 
     def __init__(self, loader: torch_data.DataLoader[Sample], version: str) -> None:
         self.loader = loader
@@ -159,9 +159,9 @@ def cached(loader: torch_data.DataLoader[Sample], *, version: str = "") -> Cache
 
     Args:
         loader: a torch `DataLoader`. Over a map-style data set, batches are made ahead of training. Over an iterable
-            one, or with an `__iter__` of its own, workers keep the batches that they have read, for a step that runs
-            again and for the replacement of a lost worker.
-        version: as of `regrow.DataLoader`.
+            data set, or with an `__iter__` of its own, workers keep the batches that they have read, for a step that
+            runs again and for the replacement of a lost worker.
+        version: part of the cache's identity, as in `regrow.DataLoader`.
 
     Raises:
         UsageError: `loader` is something else, or is cached already.

@@ -12,12 +12,12 @@ from regrow.data.sampling import plan_of, set_place
 
 
 def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) -> int | None:
-    """Steps of one pass over the loader; None if that is unknown, or passes do not end with a step.
+    """Number of steps in one pass over the loader; None if that is unknown, or passes do not end with a step.
 
     Args:
-        loader: as `StepLoader` takes it.
+        loader: a loader in any form that `StepLoader` accepts.
         share: (share of a step's global batch that is read here, number of shares).
-        seed: of the session.
+        seed: the session's seed.
         micro: True if each batch of the loader is one share's, and the next batch the next share's.
 
     Raises:

@@ -14,8 +14,8 @@ Place = tuple[int, int, int]
 class Fetched:
     """A batch with its digests.
 
-    `samples`: `order.samples_digest` of the addresses that were read for it, empty if samples have none. `digest`: of
-    its content; None if not computed yet.
+    `samples`: `order.samples_digest` of the addresses that were read for it, empty if samples have none. `digest`:
+    digest of its content; None if not computed yet.
     """
 
     batch: Any
@@ -24,18 +24,18 @@ class Fetched:
 
 
 class Source(Protocol):
-    """One kind of loader."""
+    """Interface of one kind of loader: batches by step and share."""
 
     @property
     def giving(self) -> Giving:
-        """Kind of result of a second `fetch` of the same batch."""
+        """Result of a second `fetch` of the same batch: a new batch, the same tensors, or nothing."""
         ...
 
     spec: OrderSpec
-    """The order of its samples, for any number of shares."""
+    """The order of the source's samples, for any number of shares."""
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Prepare to fetch `step` at this place; cheap if it is prepared already."""
+        """Prepare to fetch `step` for share `rank` of `world`; cheap if it is prepared already."""
         ...
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class ReadsAgain(Protocol):
-    """A source that can be tested for being a function of the step."""
+    """A source that can be checked for making the same batch whenever a step is read."""
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
         """Make the batch that was fetched last anew, from the beginning; None if it can be read only once.
@@ -59,5 +59,5 @@ class ReadsAgain(Protocol):
         ...
 
     def goes_on(self) -> bool:
-        """Called if `read_again` gave another batch: True if the loader can only be read once; that read is undone."""
+        """Called if `read_again` gave another batch. True: the loader can be read only once, and the read is undone."""
         ...

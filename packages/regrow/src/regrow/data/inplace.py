@@ -1,6 +1,6 @@
 """Batches of memory-mapped corpora, which each worker slices out of the map.
 
-The page cache holds the node's only copy. So nothing is made ahead, and there is no producer, cache entry or loader
+The page cache has the node's only copy. So nothing is made ahead, and there is no producer, cache entry or loader
 worker: slicing costs less than fetching a batch from any of them.
 """
 
@@ -34,11 +34,11 @@ def _is_mapped(dataset: Any) -> bool:
 
 
 class InPlaceSource:
-    """Makes the batches of a loader for which `is_in_place` holds, in this process, for any step at any place.
+    """Makes the batches of a loader for which `is_in_place` is true, in this process, for any step and share.
 
     Args:
-        loader: the script's; its `num_workers` is ignored.
-        seed: of the session.
+        loader: the script's loader; its `num_workers` is ignored.
+        seed: the session's seed.
     """
 
     giving = Giving.FRESH
@@ -49,11 +49,11 @@ class InPlaceSource:
         self._dataset: Any = loader.dataset
         self._walk: Walk = StepWalk()
         self._keys: tuple[Place | None, list[Address]] = None, []
-        """The place that is expected next, and its keys."""
+        """The place (step, share, shares) that is expected next, and its addresses."""
         self._pins = loader.pin_memory and torch.accelerator.is_available()
 
     def follow(self, walk: Walk) -> None:
-        """Expect this order of fetches from now on, as a hint for reading ahead."""
+        """Expect this order of fetches from now on, so that pages are read ahead."""
         self._walk = walk
 
     def seek(self, step: int, rank: int, world: int) -> None:
@@ -61,7 +61,7 @@ class InPlaceSource:
         self._expect((step, rank, world))
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step` at this place. Raises `DataError` if the corpus is damaged."""
+        """The batch of `step` for share `rank` of `world`. Raises `DataError` if the corpus is damaged."""
         place = (step, rank, world)
         keys = self._keys[1] if self._keys[0] == place else self._plan.keys_at(*place)
         batch = _read(self._dataset, [index for _, index in keys])
@@ -71,7 +71,7 @@ class InPlaceSource:
         return Fetched(batch, samples_digest(keys))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
     def _expect(self, place: Place) -> None:
         if self._keys[0] == place or self.spec.kind == OPAQUE:  # a script's sampler may have no next step
@@ -88,7 +88,7 @@ class InPlaceSource:
 def _read(dataset: Any, indices: Sequence[Any]) -> Any:
     """The batch that `default_collate` would make of these samples."""
     if not indices:
-        return default_collate([])  # raises what torch's loader raises
+        return default_collate([])  # raises the error that torch's loader raises
     if type(dataset) is not Mixture:
         return dataset.batch(indices)
     parts = [(inside, source.batch([index for _, index in inside])) for source, inside in _by_source(dataset, indices)]
@@ -97,7 +97,7 @@ def _read(dataset: Any, indices: Sequence[Any]) -> Any:
 
 
 def _by_source(mixture: Mixture, indices: Sequence[Any]) -> list[tuple[PackedTokens, list[tuple[int, int]]]]:
-    """For each source in the batch: pairs (row of the batch, index of the sample in the source)."""
+    """For each source in the batch: pairs of a row of the batch and the index of its sample in the source."""
     places = [mixture.place_of(index) for index in indices]
     found = []
     for number, source in enumerate(mixture.sources.values()):

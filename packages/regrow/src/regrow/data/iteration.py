@@ -25,10 +25,10 @@ def torch_iterates(loader: TorchLoader[Any]) -> bool:
 
 
 class DealtBatches:
-    """Replaces a loader's batch sampler that is not aware of ranks: gives this rank's batches of an epoch.
+    """Replaces a loader's batch sampler that is not aware of ranks: yields this rank's batches of an epoch.
 
     Args:
-        plan: the order.
+        plan: the order of samples.
         original: the loader's own batch sampler, to which other attributes are forwarded.
     """
 
@@ -37,10 +37,10 @@ class DealtBatches:
         self.rank, self.num_replicas = 0, 1
         self._epoch = 0
         self.asked = False
-        """True once it was iterated."""
+        """True once its batches were iterated."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the batches of this epoch from now on."""
+        """Yield the batches of this epoch from now on."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class DealtBatches:
 
 
 def dealt_out(loader: TorchLoader[Any], *, seed: int) -> "tuple[TorchLoader[Any], DealtBatches] | None":
-    """A copy of a loader with its own iteration that gives this rank's batches only, and its `DealtBatches`.
+    """A copy of a loader with its own iteration that yields this rank's batches only, and its `DealtBatches`.
 
     None if the script controls the order: its sampler is aware of ranks, or the data set is not map-style.
     """

@@ -15,12 +15,12 @@ Leaf = Callable[[Any], Any]
 
 
 class Giving(Enum):
-    """Kind of result that a loader returns for a second request of the same step."""
+    """Result of a second request to a loader for the same step."""
 
     FRESH = auto()
-    """A batch made anew, independent of the first."""
+    """A batch made anew, independent of the first one."""
     STORED = auto()
-    """Possibly the same tensors again, so a write into them would show."""
+    """Possibly the same tensors again, so that a write into them would show."""
     ONCE = auto()
     """Nothing: each batch can be read only once."""
 
@@ -33,7 +33,7 @@ class KeptBatch(Protocol):
         ...
 
     def intact(self) -> bool:
-        """True if `again` is certain to give the batch unchanged."""
+        """True if `again` is certain to return the batch unchanged."""
         ...
 
 
@@ -44,18 +44,18 @@ class CopiedBatch:
         self._copy = rebuilt(batch, _copied)
 
     def again(self) -> Any:
-        """A copy of the copy, as there may be a further retry."""
+        """A copy of the kept copy, since there may be a further retry."""
         return rebuilt(self._copy, _copied)
 
     def intact(self) -> bool:
-        """Always."""
+        """True: the training code cannot reach the copy."""
         return True
 
 
 class WatchedBatch:
     """Keeps the tensors themselves, without a copy, of a batch that can be made anew if it was changed.
 
-    Training code may change the lists and dicts of its batch, as `again` makes new ones. A write into a tensor is
+    Training code may change the lists and dicts of its batch, since `again` makes new ones. A write into a tensor is
     detected by torch's `_version` counter. Other objects always count as changed, as a write cannot be detected.
     """
 
@@ -65,7 +65,7 @@ class WatchedBatch:
         self._snapshot = rebuilt(batch, self._look_at)
 
     def again(self) -> Any:
-        """The batch in fresh containers, with the same tensors."""
+        """The batch in new containers, with the same tensors."""
         return rebuilt(self._snapshot, _same)
 
     def intact(self) -> bool:
@@ -82,7 +82,7 @@ class WatchedBatch:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor with its state when it was given out."""
+    """A tensor with its state at the time when it was given out."""
 
     tensor: torch.Tensor
     version: int

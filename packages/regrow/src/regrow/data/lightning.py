@@ -48,7 +48,7 @@ class CachedDataModule:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:
-            raise AttributeError(name)  # not constructed yet
+            raise AttributeError(name)  # the wrapper is not constructed yet
         found = getattr(self._wrapped, name)
         return _caching(found, self._version) if name in _LOADERS else found
 

@@ -17,7 +17,7 @@ Share = tuple[int, int]
 """(share, shares)."""
 
 Caching = Callable[[CachedLoader], Source]
-"""Returns a source with a cache in front of the loader's own source; its `close` closes both."""
+"""Returns a source with a cache in front of the loader's own source; its `close` closes both sources."""
 
 
 class StepLoader:
@@ -26,14 +26,14 @@ class StepLoader:
     A share is a rank's part of a step's global batch; with micro-batches a rank reads several shares.
 
     loader: one of
-      * a `DataLoader` over a map-style data set. `batch_size` is a share's, the global batch is `batch_size * shares`;
-        regrow's own can have a `global_batch_size` instead.
-        With torch's random or sequential sampler the order is `GlobalOrder`'s with the session's seed; a sampler or
-        batch sampler with `set_epoch` keeps its own order and is given share, shares and epoch; any other sampler is
-        drawn with (seed, epoch) and divided among the shares;
-      * a callable `fn(step)`, for micro-batches `fn(step, share)`, that returns a batch;
-      * a sequence of batches, or any other iterable that is a function of the step; for micro-batches item
-        `step * shares + share` of it, started over at its end. Each reader iterates over all items.
+    * a `DataLoader` over a map-style data set. `batch_size` is a share's, the global batch is `batch_size * shares`;
+      regrow's own can have a `global_batch_size` instead.
+      With torch's random or sequential sampler the order is `GlobalOrder`'s with the session's seed; a sampler or
+      batch sampler with `set_epoch` keeps its own order and is given share, shares and epoch; any other sampler is
+      drawn with (seed, epoch) and divided among the shares;
+    * a callable `fn(step)`, for micro-batches `fn(step, share)`, that returns a batch;
+    * a sequence of batches, or any other iterable that is a function of the step; for micro-batches its item number
+      `step * shares + share`, started over at its end. Each reader iterates over all items.
 
     cache: makes the source of a loader that may be cached. None: batches are made in this process.
     recorded: True if records contain the digest of a batch's content, which costs a pass over its bytes.
@@ -68,13 +68,13 @@ class StepLoader:
 
     @property
     def record(self) -> BatchRecord:
-        """Record of the last `batch`. Raises `UsageError` before the first one."""
+        """Record of the last batch. Raises `UsageError` before the first one."""
         if self._record is None:
             raise UsageError("no batch was read yet", hint="call batch() first")
         return self._record
 
     def records(self, step: int, shares: Sequence[Share]) -> list[BatchRecord]:
-        """Records of these shares of a step, in their order, without shares that are not kept any more."""
+        """Records of these shares of a step, in their order, without shares that are no longer kept."""
         return [self._kept[share][1] for share in shares if step == self._step and share in self._kept]
 
     def is_data(self) -> bool:
@@ -90,7 +90,7 @@ class StepLoader:
         """The batch of a share of `step`; exceptions of the data set pass through.
 
         A second call for the same batch returns it unchanged, even if the training code wrote into the first one, until
-        another step is requested. Raises `UsageError` if the loader has no batch for the step any more.
+        another step is requested. Raises `UsageError` if the loader no longer has a batch for the step.
         """
         found = self._found(step, (share, shares))
         if found is not None:
@@ -110,7 +110,7 @@ class StepLoader:
         """Read the last batch once more, from the beginning, and compare; returns a warning for the user, or "".
 
         Only a loader that repeats its batches gives a replacement rank its predecessor's samples. Does nothing if the
-        batch cannot be read twice or has no canonical bytes, or if a cache gives all workers the same one.
+        batch cannot be read twice or has no canonical bytes, or if a cache gives all workers the same batch.
 
         Raises:
             UsageError: the second read gave another batch.

@@ -94,9 +94,9 @@ class KeyedBatchDataset(KeyedDataset):
 
 
 class _Collated:
-    """Calls the script's `collate_fn` with the samples only, and returns the digest of their addresses alongside.
+    """Calls the script's `collate_fn` with the samples only, and returns the batch with the digest of their addresses.
 
-    The result is a plain tuple, as torch's `pin_memory` pins the parts of one.
+    The result is a plain tuple, because torch's `pin_memory` pins the parts of one.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
@@ -107,7 +107,7 @@ class _Collated:
 
 
 class _Steps:
-    """The batch sampler of our loader: gives the keys from `start` on, without end."""
+    """The batch sampler of regrow's loader: yields the addresses of each step from `start` on, without end."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -144,7 +144,7 @@ class MapStyleSource:
         self._ready_for: Place | None = None
 
     def follow(self, walk: Walk) -> None:
-        """Fetch ahead in this order from now on; requests in another order are correct too, but wait."""
+        """Fetch ahead in this order from now on; requests in another order are correct too, but must wait."""
         if walk != self._steps.walk:
             self._steps.walk, self._ready_for = walk, None
 
@@ -153,7 +153,7 @@ class MapStyleSource:
         self._opened(step, rank, world)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step` at this place; exceptions of the data set pass through."""
+        """The batch of `step` for share `rank` of `world`; exceptions of the data set pass through."""
         try:
             samples, batch = next(self._opened(step, rank, world))
         except BaseException:
@@ -170,7 +170,7 @@ class MapStyleSource:
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """Never: samples are read by address."""
+        """False: samples are read by address, so a second read cannot continue the first."""
         return False
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def end_workers_of(loader: DataLoader[Any]) -> None:
 
 
 def keyed(loader: DataLoader[Any], *, seed: int) -> KeyedDataset:
-    """Wrap the user's data set to be addressed by (epoch, index)."""
+    """Wrap the user's data set so that it is addressed by (epoch, index)."""
     made = KeyedBatchDataset if hasattr(loader.dataset, "__getitems__") else KeyedDataset
     return made(loader.dataset, seed, len(loader.dataset))  # type: ignore[arg-type]  # a plan has found a len()
 
@@ -223,7 +223,7 @@ def pipeline_of(
     workers: int,
     pin_memory: bool = True,
 ) -> DataLoader[Any]:
-    """The user's loader with our batch sampler: gives (digest of the samples' addresses, batch) per item of `batches`.
+    """The user's loader with regrow's batch sampler: yields each batch with the digest of its samples' addresses.
 
     workers: loader workers, which run until `end_workers`. pin_memory: False: never pin, whatever the loader's setting.
     """

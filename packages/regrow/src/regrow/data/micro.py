@@ -1,4 +1,4 @@
-"""Size of a micro-batch, where it can be determined."""
+"""Number of samples in a micro-batch, if it can be determined."""
 
 from typing import Any
 

@@ -63,7 +63,7 @@ class Mixture(Dataset[Any]):
             ) from error
 
     def place_of(self, index: int | tuple[int, int]) -> tuple[int, int]:
-        """(number of the source, index in it) of sample `index`. Raises `IndexError`."""
+        """Number of the source, and index in it, of sample `index`. Raises `IndexError`."""
         if isinstance(index, tuple):
             return index
         if not 0 <= index < len(self):

@@ -89,7 +89,7 @@ def _quotas_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 class _Cycle(NamedTuple):
-    """For each place of a cycle: the source, and the number of its samples earlier in this cycle."""
+    """For each place of a cycle: its source, and the number of that source's samples earlier in the cycle."""
 
     source: NDArray[np.int64]
     rank: NDArray[np.int64]
@@ -112,9 +112,9 @@ class _Segment:
 
     Args:
         first: its first place in the sequence.
-        given: number of samples that each source has given before it.
-        weights: of the sources.
-        seed: of the shuffles of its cycles.
+        given: number of samples that each source has given before that place.
+        weights: weights of the sources.
+        seed: seed of the shuffles of its cycles.
     """
 
     def __init__(self, first: int, given: NDArray[np.int64], weights: Sequence[float], seed: int) -> None:
@@ -132,7 +132,7 @@ class _Segment:
         return self._given + cycle * self._quotas + part
 
     def samples(self, place: int, count: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """(sources, positions in the source's own sequence) of `count` places from `place` on, one pair per cycle."""
+        """For `count` places from `place` on, one pair per cycle: sources, and positions in each source's sequence."""
         parts = []
         while count > 0:
             cycle, within = divmod(place - self.first, self._length)
@@ -152,7 +152,7 @@ class MixtureOrder:
         sizes: number of samples in each source.
         weighting: the schedule of weights.
         global_batch: samples per step, of all shares together.
-        seed: of all shuffles, modulo 2**64.
+        seed: seed of all shuffles, modulo 2**64.
         shuffle: True: shuffle a source's samples in each of its epochs; False: keep the order of the source.
 
     Raises:

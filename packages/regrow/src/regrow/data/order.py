@@ -42,7 +42,7 @@ MIXTURE = "mixture"
 OPAQUE = "opaque"
 
 KEEP = "keep"
-"""The last batch of an epoch is shorter."""
+"""The last batch of an epoch is shorter than the others."""
 DROP = "drop"
 """Samples that do not fill a batch are left out of the epoch."""
 WRAP = "wrap"
@@ -91,7 +91,7 @@ def dealt(batch: Sequence[Item], share: int, shares: int, *, constant: bool) -> 
 
 
 def global_batch_of(*, batch_size: int, global_batch: int, shares: int) -> int:
-    """Number of samples of a step, of all shares together. Raises `UsageError` if a share would always have none."""
+    """Number of samples of a step, of all shares together. Raises `UsageError` if a share would always be empty."""
     if global_batch and global_batch < shares:
         raise UsageError(
             f"the global batch of {global_batch} samples is less than the {shares} shares that read it",
@@ -105,8 +105,8 @@ class GlobalOrder:
     """The samples of every step, for all ranks together.
 
     size: samples in the data set. global_batch: samples per step, of all ranks together. An epoch is one pass over the
-    data set, each sample once. If `global_batch` does not divide `size`, its last batch is shorter, or is left out
-    (`drop_last`), or is filled from the next epoch (`wrap`). Raises `UsageError` if no batch can be made.
+    data set, each sample once. If `global_batch` does not divide `size`, an epoch's last batch is shorter, or is left
+    out (`drop_last`), or is filled from the next epoch (`wrap`). Raises `UsageError` if no batch can be made.
     """
 
     size: int
@@ -171,7 +171,7 @@ class GlobalOrder:
 
 
 class Order(Protocol):
-    """The samples of every step, of all shares together."""
+    """Interface of an order: the samples of every step, of all shares together."""
 
     def addresses(self, step: int) -> list[Address]:
         """The addresses of the samples of `step`, in order."""

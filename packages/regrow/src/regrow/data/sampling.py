@@ -30,11 +30,11 @@ from regrow.data.order import (
 from regrow.data.seeding import Draw, derive, seed_everything
 
 _EPOCHS_KEPT = 16
-"""Must cover all shares of a node, as the producer alternates between them, and all micro-batches of a step."""
+"""Epochs to keep: all shares of a node, as the producer alternates between them, and all micro-batches of a step."""
 
 
 class Plan(Protocol):
-    """Plan of the samples that each step reads."""
+    """Interface of a plan, which selects the samples that each share reads at each step."""
 
     spec: OrderSpec
     deals: bool
@@ -45,11 +45,11 @@ class Plan(Protocol):
         ...
 
     def epoch_at(self, rank: int, world: int) -> int:
-        """Steps per epoch at this place; 0 if epochs do not end with a step."""
+        """Number of steps per epoch for this share; 0 if epochs do not end with a step."""
         ...
 
     def forget(self) -> None:
-        """Drop what was drawn from a sampler, so that it is drawn anew."""
+        """Drop the indices drawn from a sampler, so that they are drawn anew."""
         ...
 
 
@@ -60,25 +60,25 @@ class OrderedPlan:
 
     def __init__(self, spec: OrderSpec) -> None:
         self.spec = spec
-        order_of(spec, 1)  # reports a data set that is too small now, not in the first step
+        order_of(spec, 1)  # reports now, and not in the first step, that a data set is too small
 
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
-        """As `Plan` says."""
+        """See `Plan.keys_at`."""
         return keys_of(self.spec, step, rank, world)
 
     def epoch_at(self, _rank: int, world: int) -> int:
-        """As `Plan` says."""
+        """See `Plan.epoch_at`."""
         return steps_per_epoch(self.spec, world)
 
     def forget(self) -> None:
-        """Nothing to drop."""
+        """Does nothing: no indices were drawn."""
 
 
 class SampledPlan:
     """The order of the user's sampler: its batches of an epoch, one after another, epoch after epoch.
 
-    count: number of batches per epoch at a place. batches: the batches of an epoch at a place. deals: the sampler is
-    not aware of ranks. To start in the middle of an epoch costs one pass over the sampler's indices; no sample is read.
+    count: number of batches per epoch for a share. batches: the batches of an epoch for a share. deals: the sampler is
+    not aware of ranks. A start in the middle of an epoch costs one pass over the sampler's indices; no sample is read.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SampledPlan:
         self._kept: OrderedDict[tuple[int, int, int], list[list[Any]]] = OrderedDict()
 
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
-        """As `Plan` says."""
+        """See `Plan.keys_at`."""
         count = self._count(rank, world)
         if count < 1:
             raise UsageError(
@@ -112,11 +112,11 @@ class SampledPlan:
         return [(epoch, index) for index in batches[place]]
 
     def epoch_at(self, rank: int, world: int) -> int:
-        """As `Plan` says."""
+        """See `Plan.epoch_at`."""
         return self._count(rank, world)
 
     def forget(self) -> None:
-        """As `Plan` says."""
+        """See `Plan.forget`."""
         self._kept.clear()
 
     def _drawn(self, *key: int) -> list[list[Any]]:
@@ -157,7 +157,7 @@ def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
 
 
 def _options_of(loader: TorchLoader[Any], drop_last: bool) -> tuple[int, str]:
-    """(constant global batch, 0 for none; use of an epoch's last samples: one of `REMAINDERS`)."""
+    """The constant global batch (0 for none), and the use of an epoch's last samples: one of `REMAINDERS`."""
     remainder = DROP if drop_last else KEEP
     if isinstance(loader, DataLoader):
         return loader.global_batch_size or 0, loader.remainder or remainder
@@ -281,7 +281,7 @@ def set_place(sampler: Any, rank: int, world: int) -> None:
 
 
 def _drawn(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """All indices of an epoch, drawn at once, as reading samples in between would reseed the same generators."""
+    """All indices of an epoch, drawn at once, because reading samples in between would reseed the same generators."""
     _seed_drawing(sampler, seed, epoch)
     return list(sampler)
 

@@ -41,7 +41,7 @@ def shuffled(positions: NDArray[np.uint64], *, size: int, seed: int, epoch: int)
 
 
 def split_seed(seed: int, part: int) -> int:
-    """A 64-bit seed for shuffle number `part` of several that share a seed."""
+    """A 64-bit seed for shuffle number `part`, derived from a seed that several shuffles share."""
     return _mix((_mix((seed + _GOLDEN) & _WORD) ^ _mix((part + 1) * _GOLDEN & _WORD)) & _WORD)
 
 

@@ -27,7 +27,7 @@ class CallableSource:
         self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`; its random numbers depend on the seed, the step and the rank."""
@@ -39,11 +39,11 @@ class CallableSource:
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """Never: a function is called with the step."""
+        """False: a function is called with the step."""
         return False
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class SequenceSource:
@@ -58,14 +58,14 @@ class SequenceSource:
         self.spec = OrderSpec(OPAQUE, 0)
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`."""
         return Fetched(self._batches[step % len(self._batches)])
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class IterableSource:
@@ -77,9 +77,9 @@ class IterableSource:
     it ends before the last step, that is an error.
 
     Args:
-        iterable: the script's.
-        seed: of the session.
-        dealt: the batch sampler in it that gives this rank's part of an order not aware of ranks, if there is one.
+        iterable: the script's iterable.
+        seed: the session's seed.
+        dealt: the batch sampler in it that yields this rank's part of an order not aware of ranks; None: no such one.
     """
 
     def __init__(self, iterable: Any, *, seed: int, dealt: DealtBatches | None = None) -> None:
@@ -97,7 +97,7 @@ class IterableSource:
         self._ahead: list[Any] = []
         self._given_back: list[Any] = []
         self._stood: tuple[int, int, int] | None = None
-        """Position when `read_again` got the same iterator once more."""
+        """Position at which `read_again` got the same iterator once more."""
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """Note the place; if it has changed, an iterable starts over. Batches are skipped only at the next `fetch`."""
@@ -108,7 +108,7 @@ class IterableSource:
         self._place = (rank, world)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step`. Raises `UsageError` if there is none, or not any more."""
+        """The batch of `step`. Raises `UsageError` if there is none, or no longer any."""
         self.seek(step, rank, world)
         if step < self._next:
             if self._once:
@@ -152,7 +152,7 @@ class IterableSource:
         return True
 
     def close(self) -> None:
-        """Close the iterator: end loader workers, or run a generator's `finally`."""
+        """Close the iterator, which ends loader workers, or runs a generator's `finally`."""
         iterator, self._iterator = self._iterator, None
         _close(iterator)
         if isinstance(self._iterable, DataLoader):
@@ -261,7 +261,7 @@ def _close(iterator: Iterator[Any] | None) -> None:
 
 
 class SharedCallable:
-    """A function of the step and the share."""
+    """Batches of a function of the step and the share."""
 
     giving = Giving.FRESH
 
@@ -270,7 +270,7 @@ class SharedCallable:
         self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of a share; its random numbers depend on the seed, the step and the share."""
@@ -282,11 +282,11 @@ class SharedCallable:
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """Never: a function is called with the step."""
+        """False: a function is called with the step."""
         return False
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class Numbered:
@@ -298,7 +298,7 @@ class Numbered:
 
     @property
     def giving(self) -> Giving:
-        """As the numbered source's."""
+        """Result of a second request to the source of the numbered items."""
         return self._source.giving
 
     def seek(self, step: int, rank: int, world: int) -> None:
@@ -306,17 +306,17 @@ class Numbered:
         self._source.seek(step * world + rank, 0, 1)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of a share. Raises `UsageError` if there is none, or not any more."""
+        """The batch of a share. Raises `UsageError` if there is none, or no longer any."""
         return self._source.fetch(step * world + rank, 0, 1)
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """As the numbered source's."""
+        """See `IterableSource.read_again`."""
         return self._source.read_again(step * world + rank, 0, 1) if isinstance(self._source, ReadsAgain) else None
 
     def goes_on(self) -> bool:
-        """As the numbered source's."""
+        """See `IterableSource.goes_on`."""
         return isinstance(self._source, ReadsAgain) and self._source.goes_on()
 
     def close(self) -> None:
-        """Close the numbered source."""
+        """Close the source of the numbered items."""
         self._source.close()

@@ -96,7 +96,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def window(self) -> tuple[int, bool, torch.dtype | str]:
-        """(length, boundaries, dtype of `tokens`): must be equal for corpora that share a batch."""
+        """(length, boundaries, dtype of `tokens`): equal for corpora that may share a batch."""
         return self.length, self.boundaries, self.corpus.dtype if self.dtype is None else self.dtype
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
             if (found := maps.get((number, ".bin"))) is not None:  # only files that are already mapped
                 length = min((self.length + 1) * size + mmap.PAGESIZE, len(found.memory) - start)
-                with contextlib.suppress(OSError):  # if it is refused, the pages are read on access
+                with contextlib.suppress(OSError):  # if the kernel refuses, the pages are read on access
                     found.memory.madvise(mmap.MADV_WILLNEED, start, length)
 
     def _places(self, indices: Sequence[int]) -> tuple[_Numbers, _Numbers, _Numbers]:
@@ -149,7 +149,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         self._own = _Maps()
 
     def fingerprint(self) -> str:
-        """Digest that changes with the corpus and with how it is cut into windows, not with its path."""
+        """Digest that changes with the corpus and with its division into windows, not with its path."""
         content = (self._folder / MANIFEST).read_bytes()
         cut = (self.length, self.stride, self.boundaries, str(self.dtype))
         return xxhash.xxh3_128_hexdigest(content + repr(cut).encode())
@@ -241,7 +241,7 @@ class _Maps(threading.local):
         self._maps: dict[tuple[int, str], _Map] = {}
 
     def here(self) -> dict[tuple[int, str], _Map]:
-        """The maps; empty after a fork."""
+        """The maps of this process; empty after a fork."""
         if self._process != os.getpid():
             self._process, self._maps = os.getpid(), {}
         return self._maps

@@ -23,12 +23,12 @@ class StepWalk:
     """The same share of each step."""
 
     def after(self, place: Place) -> Place:
-        """The next step's."""
+        """The same share of the next step."""
         step, share, shares = place
         return step + 1, share, shares
 
     def passes(self, place: Place) -> bool:
-        """Always."""
+        """True: the share is in every step."""
         return True
 
 
@@ -48,7 +48,7 @@ class ShareWalk:
         return (step, self.shares[at], count) if at < len(self.shares) else (step + 1, self.shares[0], count)
 
     def passes(self, place: Place) -> bool:
-        """True for its shares."""
+        """True if the place's share is one of the rank's."""
         return place[1] in self.shares
 
 

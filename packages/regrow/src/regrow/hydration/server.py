@@ -151,7 +151,7 @@ class HydrationServer:
     @property
     def proof_wanted(self) -> str:
         """Level of detail that a waiting newcomer requests for the next step; empty: none waits."""
-        return self._proofs.wanted  # read without the lock at each step: a newcomer that is missed now is seen at the next
+        return self._proofs.wanted  # without the lock, at each step: one that is missed now is seen at the next
 
     def offer_proof(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
         """Offer the state to the newcomers that wait for a proof, at whatever step it is; `publish` must follow."""

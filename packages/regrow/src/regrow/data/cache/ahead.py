@@ -21,10 +21,10 @@ class _Outcome(NamedTuple, Generic[Asked, Found]):
 
 
 class Ahead(Generic[Asked, Found]):
-    """Makes one call of `look` ahead of time, in a thread that the first `start` starts.
+    """Calls `look` ahead of time, in a thread that the first `start` starts.
 
     Args:
-        look: finds something, or returns None. It runs in the thread and must be thread-safe.
+        look: finds the data for a request, or returns None. It runs in the thread and must be thread-safe.
     """
 
     def __init__(self, look: Callable[[Asked], Found | None]) -> None:
@@ -37,7 +37,7 @@ class Ahead(Generic[Asked, Found]):
         self._thread: threading.Thread | None = None
 
     def start(self, asked: Asked) -> None:
-        """Start to look for this; drops the result for anything else."""
+        """Start to call `look` for this request; drops the result of any other request."""
         with self._changed:
             known = self._outcome.asked if self._outcome is not None else None
             if self._closed or asked in (self._running, known):
@@ -49,11 +49,11 @@ class Ahead(Generic[Asked, Found]):
             self._changed.notify_all()
 
     def take(self, asked: Asked) -> Found | None:
-        """Take the result of `look`, once; None if it found nothing or was not called. Raises what `look` raised."""
+        """Take the result of `look` for this request, once; None if there is none. Raises the error of `look`."""
         deadline = time.monotonic() + _WAIT_S
         with self._changed:
             if self._wanted == asked:
-                self._wanted = None  # not started yet: the caller can look as well as the thread
+                self._wanted = None  # `look` has not started yet: the caller can call it as well as the thread
             while self._running == asked and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             outcome = self._outcome
@@ -65,12 +65,12 @@ class Ahead(Generic[Asked, Found]):
         return outcome.found
 
     def idle(self) -> None:
-        """Wait until no call is running or pending."""
+        """Wait until no call of `look` is running or pending."""
         with self._changed:
             self._changed.wait_for(lambda: self._running is None and self._wanted is None, _WAIT_S)
 
     def close(self) -> None:
-        """End the thread and wait for it. Its result is dropped."""
+        """End the thread and wait for its end. The result is dropped."""
         with self._changed:
             self._closed = True
             self._wanted = self._outcome = None

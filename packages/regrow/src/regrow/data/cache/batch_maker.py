@@ -19,11 +19,11 @@ from regrow.data.order import Address
 from regrow.data.sampling import plan_of
 
 _PREFETCH = 2
-"""Batches that each loader worker is given ahead, as in torch."""
+"""Number of batches that each loader worker gets ahead, as in torch."""
 
 
 class Made(NamedTuple):
-    """A batch, or the draft of its entry. `samples`: digest of the addresses; `seconds`: time that it took."""
+    """A batch, or the draft of its entry. `samples`: digest of the addresses; `seconds`: duration of making it."""
 
     key: Key
     batch: Any
@@ -32,7 +32,7 @@ class Made(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A batch that could not be made: the data set raised, or a loader worker died."""
+    """A batch that could not be made because the data set raised an error or a loader worker died."""
 
     key: Key
     reason: str
@@ -59,10 +59,10 @@ class _Batch(list[Address]):
 class BatchMaker:
     """Makes the batches of the entries that `fill` chooses.
 
-    With loader workers they come in any order, and `take` does not block while `ready` is true.
+    With loader workers the batches come in any order, and `take` does not block while `ready` is true.
 
     Args:
-        loader: the script's.
+        loader: the script's loader.
         workers: number of loader workers; 0 makes the batches in this process, one at a time.
         drafting: folder in which loader workers write the entries, so that no batch goes through a queue; None: none.
     """
@@ -89,12 +89,12 @@ class BatchMaker:
 
     @property
     def underway(self) -> list[Key]:
-        """Keys that were chosen and not taken yet."""
+        """Keys that were chosen and whose batches were not taken yet."""
         return [started.key for started in self._started] + list(self._chosen)
 
     @property
     def has_room(self) -> bool:
-        """True if `fill` would choose one more."""
+        """True if `fill` would choose one more entry."""
         return len(self._started) + len(self._chosen) < self._capacity
 
     @property
@@ -124,7 +124,7 @@ class BatchMaker:
         return []
 
     def take(self) -> Made | list[Missed]:
-        """Return a batch; with loader workers call it only when `ready`. Missed batches can be chosen again."""
+        """Return a batch; with loader workers, call it only when `ready`. Missed batches can be chosen again."""
         try:
             if self._iterator is None:
                 self._iterator = self._begun()
@@ -138,7 +138,7 @@ class BatchMaker:
         return Made(started.key, batch, samples, time.monotonic() - started.at)
 
     def check(self) -> list[Missed]:
-        """Check that the loader workers are alive; returns the missed batches if one is not."""
+        """Check that the loader workers are alive; returns the missed batches if a worker is not."""
         dead = [worker for worker in getattr(self._iterator, "_workers", []) if not worker.is_alive()]
         return self._give_up(RuntimeError(f"loader worker {dead[0].pid} ended with {dead[0].exitcode}")) if dead else []
 
@@ -147,7 +147,7 @@ class BatchMaker:
         iterator, self._iterator, self._pipeline = self._iterator, None, None
         end_workers(iterator)
         if iterator is not None and self._drafting is not None:
-            sweep(self._drafting.folder)  # drafts that were not taken
+            sweep(self._drafting.folder)  # remove drafts that were not taken
         self._chosen.clear()
         self._started.clear()
 
@@ -168,7 +168,7 @@ class BatchMaker:
 
     def _begun(self) -> Iterator[Any]:
         if self._pipeline is None:
-            # This object is its batch sampler. No pinning: the accelerator belongs to the training alone.
+            # This object is the pipeline's batch sampler. No pinning: the accelerator belongs to the training alone.
             self._pipeline = pipeline_of(self._loader, self._dataset, self, workers=self.workers, pin_memory=False)
             self._pipeline.collate_fn = _Guard(self._pipeline.collate_fn, self._drafting)
             self._pipeline.in_order = False
@@ -197,7 +197,7 @@ class BatchMaker:
 
 
 class _Failed(NamedTuple):
-    """Returned instead of a batch: an error of this batch alone."""
+    """Returned instead of a batch: an error that affects this batch alone."""
 
     reason: str
 
@@ -208,13 +208,13 @@ class _Attempt(NamedTuple):
 
 
 class _Guarded(Dataset[Any]):
-    """Returns a data set's errors as values, so that each affects only its own batch."""
+    """A data set that returns errors as values, so that each error affects only its own batch."""
 
     def __init__(self, dataset: KeyedDataset) -> None:
         self.dataset = dataset
 
     def __getitems__(self, addresses: _Batch) -> _Attempt:
-        """The samples, or the error."""
+        """The samples at these addresses, or the error."""
         try:
             return _Attempt(addresses, self.dataset.__getitems__(addresses))
         except Exception as error:  # noqa: BLE001 - reported to the producer; the reading worker meets it by itself
@@ -227,7 +227,7 @@ class _Guarded(Dataset[Any]):
 
 
 class _Guard:
-    """Returns errors of the `collate_fn` as values too, and writes the batch to a draft at once if possible."""
+    """A `collate_fn` that returns errors as values, and writes the batch to a draft at once if possible."""
 
     def __init__(self, collate_fn: Callable[[Any], tuple[str, Any]], drafting: Drafting | None) -> None:
         self._collate_fn, self._drafting = collate_fn, drafting

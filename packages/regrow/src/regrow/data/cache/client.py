@@ -1,4 +1,4 @@
-"""A worker's batches from the cache of its node, or made by the worker itself if the cache is not available."""
+"""A worker's batches from its node's cache, or made by the worker itself if the cache is not available."""
 
 import logging
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class NodeCache:
 
 @dataclass
 class Counts:
-    """Origins of batches. `served`: by the cache, of these `waited` after a request to the producer; `made`: here."""
+    """Batches by origin. `served`: by the cache, `waited` of these after a request; `made`: in this process."""
 
     served: int = 0
     waited: int = 0
@@ -61,7 +61,7 @@ class CachedSource:
 
     Args:
         loader: the script's loader.
-        cache: of this node.
+        cache: the cache of this node.
     """
 
     giving: Giving
@@ -82,7 +82,7 @@ class CachedSource:
         self._keeps = True
         self._said = self._closed = False
         self._last: Key | None = None
-        """Key that was fetched last."""
+        """Key of the entry that was fetched last."""
         self._walk: Walk = StepWalk()
         self._pins = loader.loader.pin_memory and torch.accelerator.is_available()
         self.counts = Counts()
@@ -115,7 +115,7 @@ class CachedSource:
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step` for share `rank` of `world`; exceptions of the data set pass through.
 
-        Raises `GenerationHalted` if the generation ends while this waits for the producer.
+        Raises `GenerationHalted` if the generation ends while this call waits for the producer.
         """
         key = Key(step, rank, world)
         last, self._last = self._last, key
@@ -127,14 +127,14 @@ class CachedSource:
         if fetched is None:
             fetched = self._made(key)
         self._note(key)
-        # If this one had to be made here, the next one is hardly in the cache.
+        # If this batch had to be made here, the next one is hardly in the cache.
         following = self._after(key)
         if is_there and self._cache.reader.stepping and following is not None and following.step < self._cache.until:
             self._ahead.start(following)
         return fetched
 
     def _after(self, key: Key) -> Key | None:
-        """The key after this one; None if this key is not on the walk any more."""
+        """The next key on the walk; None if this key is not on the walk any more."""
         return Key(*self._walk.after(key)) if self._walk.passes(key) else None
 
     def wake(self) -> None:
@@ -174,7 +174,7 @@ class CachedSource:
         return Fetched(self._pinned(entry.batch()), entry.samples, entry.digest)
 
     def _asked_for(self, key: Key) -> Fetched | None:
-        """Request the entry from the producer and read it; None if it refuses or does not deliver."""
+        """Request the entry from the producer and read it; None if the producer refuses or does not deliver."""
         reach = self._reach
         if reach is None or not self._keeps:
             return None
@@ -228,7 +228,7 @@ class CachedSource:
         if self._entry_store is None:
             self._entry_store = EntryStore(self._cache.settings, self._identity)
         self._entry_store.folder.refresh_at_times()
-        # The positions of the node's other ranks are not known here: assume that of this rank.
+        # The positions of the node's other ranks are not known here: assume this rank's position for all.
         shares = {other.share for other in self._entry_store.folder.entries if other.shares == key.shares}
         readers = [key._replace(share=share) for share in shares | {key.share}]
         self._entry_store.put(encoded, readers, until=self._cache.until, spare=True)
@@ -239,7 +239,7 @@ class CachedSource:
         self._say(f"training goes on without the data cache of loader {self._loader.number}: {why}")
 
     def _say(self, text: str) -> None:
-        """Warn about the first failure only: later ones follow from it."""
+        """Warn, but only about the first failure: later ones follow from it."""
         if self._cache.speaks and not self._said:
             self._said = True
             _log.warning("%s", text)

@@ -11,7 +11,7 @@ __all__ = ["Damaged", "Encoded", "Entry", "Key", "digest_of", "encode", "open_en
 
 
 class Entry:
-    """One complete entry of the cache, mapped privately; it and its batch outlive the file.
+    """One complete entry of the cache, mapped privately; it and its batch stay usable when the file is removed.
 
     Args:
         mapped: a checked mapping, from `layout.map_entry` or `CacheFolder.find`.
@@ -41,7 +41,7 @@ class Entry:
         return self._mapped.head.nbytes
 
     def batch(self) -> Any:
-        """The batch in fresh containers. Its tensors are views of this process's private mapping.
+        """The batch in new containers. Its tensors are views of this process's private mapping.
 
         A write into them stays in this process and reaches neither the file nor an entry that is opened later; a
         second call on the same entry shows it. Raises `NotCacheable` if the batch contains a class of a module that is
@@ -64,7 +64,7 @@ def encode(batch: object, *, identity: bytes, key: Key, samples: str) -> Encoded
 
 
 def digest_of(batch: object) -> str:
-    """Digest of a batch's content, as of its entry, 16 hexadecimal digits; "" if it cannot be an entry."""
+    """Digest of a batch's content, equal to that of its entry, 16 hexadecimal digits; "" if it cannot be an entry."""
     try:
         return digest_of_parts(*to_tree(batch))
     except NotCacheable:

@@ -1,4 +1,4 @@
-"""Keeps the entries of one identity within the cache's budget, while others read and write."""
+"""Keeps the entries of one identity within the cache's budget, while other processes read and write."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from regrow.data.cache.keeping import Keeping
 from regrow.data.cache.layout import Draft, Encoded, Key, discard
 
 _OTHERS_S: Seconds = 1.0
-"""Interval at which the size of the job's other loaders' entries is measured."""
+"""Interval at which the size of the entries of the job's other loaders is measured."""
 _SPARED = 0.75
 """Fraction to which the entries are reduced if the file system is full before the budget is used up."""
 
@@ -24,7 +24,7 @@ class EntryStore:
 
     Args:
         settings: the cache. Its budget is for all loaders together.
-        identity: of the loader whose entries these are.
+        identity: identity of the loader whose entries these are.
 
     Raises `CacheUnusable` if the folder cannot be read.
     """
@@ -36,13 +36,13 @@ class EntryStore:
         self._others = 0
         self._others_at: Instant | None = None
         self.estimate = max(self.folder.entries.values(), default=0)
-        """Estimated bytes of an entry that is not made yet."""
+        """Estimated size in bytes of an entry that is not made yet."""
 
     def has(self, key: Key) -> bool:
         """True if the entry exists now."""
         if self.folder.path_of(key).exists():
             return True
-        self.folder.evict([key])  # removes it from the list of entries
+        self.folder.evict([key])  # this also removes the key from the list of entries
         return False
 
     def plan(

@@ -16,7 +16,7 @@ Digest = bytes
 
 
 def sampled(items: Sequence[Any]) -> Iterable[Any]:
-    """All items; of more than 1024, that many, evenly spaced, with the first and the last."""
+    """All items; if there are more than 1024, that many evenly spaced ones, including the first and the last."""
     count = len(items)
     if count <= SAMPLED_ITEMS:
         return items
@@ -48,7 +48,7 @@ def of_atom(value: Any) -> Digest:
 
 
 def of_bytes(value: bytes | bytearray | memoryview) -> Digest:
-    """Digest of all bytes; of more than 1 MiB, of that many, in evenly spaced pieces."""
+    """Digest of all bytes; if there are more than 1 MiB, of that many, in evenly spaced pieces."""
     view = memoryview(value)
     if len(view) <= _SAMPLED_BYTES:
         return of(bytes(view))
@@ -59,7 +59,7 @@ def of_bytes(value: bytes | bytearray | memoryview) -> Digest:
 
 
 def bytes_of_array(value: "np.ndarray[Any, Any]") -> memoryview:
-    """The bytes of an array; of some rows only if it is large and not contiguous."""
+    """The bytes of an array; only those of some rows if it is large and not contiguous."""
     if not value.nbytes:
         return memoryview(b"")
     while not value.flags.c_contiguous and value.nbytes > _SAMPLED_BYTES and value.shape[0] > 1:

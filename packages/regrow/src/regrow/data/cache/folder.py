@@ -35,7 +35,7 @@ class CacheFolder:
 
     Args:
         root: the folder of the cache, which must exist.
-        identity: of the entries; its folder is made with the first entry.
+        identity: identity of the entries; its folder is made with the first entry.
         budget: bytes that the cache may hold, including other identities.
 
     Raises `CacheUnusable` if the folder exists but cannot be read.
@@ -57,12 +57,12 @@ class CacheFolder:
 
     @property
     def entries(self) -> dict[Key, int]:
-        """Present entries and their bytes, by the last listing and the changes made here since."""
+        """Present entries with their sizes in bytes, by the last listing and the changes made here since."""
         return dict(self._sizes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `entries`."""
+        """Total size of `entries` in bytes."""
         return sum(self._sizes.values())
 
     def refresh(self, *, sweep: bool = False) -> None:
@@ -76,7 +76,7 @@ class CacheFolder:
             raise _as_ours(error, self.path) from error
 
     def refresh_at_times(self) -> None:
-        """List the folder at every 64th call: often enough to see what others have written. Raises `CacheUnusable`."""
+        """List the folder at every 64th call: often enough to notice others' entries. Raises `CacheUnusable`."""
         self._until_listing -= 1
         if self._until_listing <= 0:
             self.refresh()
@@ -110,9 +110,9 @@ class CacheFolder:
         return mapped
 
     def put(self, entry: Encoded | Draft) -> int:
-        """Write an entry, or publish a draft; returns its bytes.
+        """Write an entry, or publish a draft; returns its size in bytes.
 
-        Raises `NoRoom` or `CacheUnusable`; then no file of it is left.
+        Raises `NoRoom` or `CacheUnusable`; then no file of the entry is left.
         """
         try:
             written = publish(entry) if isinstance(entry, Draft) else write(self.path, entry)
@@ -126,7 +126,7 @@ class CacheFolder:
     def evict(self, keys: Iterable[Key]) -> int:
         """Remove entries, if they still exist; returns the number of bytes freed.
 
-        A reader that has mapped one keeps it. Raises `CacheUnusable`.
+        A reader that has mapped an entry keeps it. Raises `CacheUnusable`.
         """
         freed = 0
         for key in keys:

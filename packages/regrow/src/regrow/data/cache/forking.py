@@ -1,8 +1,8 @@
 """Checks if several forked processes can read a data set at once, though its author did not plan for it.
 
-Parent and child share the position of a file that is open at the fork: if both seek and read, they get each other's
-bytes without any error. A connection to a database is shared in the same way. For files that are only memory-mapped the
-position does not matter.
+Parent and child share the position of a file that is open at the fork: if both seek and read, each may get bytes that
+the other has sought, without any error. A connection to a database is shared in the same way. For files that are only
+memory-mapped the position does not matter.
 """
 
 import os
@@ -27,7 +27,7 @@ def shared_positions(before: frozenset[int]) -> list[str]:
             status = os.fstat(descriptor)
             name = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
-            continue  # closed meanwhile
+            continue  # the descriptor was closed meanwhile
         is_read_by_position = stat.S_ISREG(status.st_mode) and _is_read(descriptor) and name not in mapped
         if stat.S_ISSOCK(status.st_mode) or is_read_by_position:
             found.append(name)

@@ -56,14 +56,14 @@ class Identified(Protocol):
 
 
 class Identity(NamedTuple):
-    """`value`: 16 bytes. `parts`: its ingredients by readable name, each as a value or a digest."""
+    """Identity of a loader's batches. `value`: 16 bytes. `parts`: a value or a digest for each ingredient's name."""
 
     value: bytes
     parts: dict[str, str]
 
 
 def described(loader: Identified) -> Identity:
-    """The identity of a loader's batches with its ingredients."""
+    """The identity of a loader's batches, with its ingredients."""
     return describe(
         loader.dataset, loader.collate_fn, loader.spec, loader.seed, version=loader.version, parts=loader.parts
     )
@@ -72,7 +72,7 @@ def described(loader: Identified) -> Identity:
 def describe(
     dataset: Any, collate_fn: Any, spec: OrderSpec, seed: int, *, version: str = "", parts: tuple[Any, ...] = ()
 ) -> Identity:
-    """The identity with its ingredients.
+    """The identity of the batches that these arguments determine, with its ingredients.
 
     It takes milliseconds for any size of data: large arrays and lists are sampled evenly, so a change of a few samples
     of many can go unnoticed if neither a fingerprint nor a file's modification time shows it. Never raises, even if the

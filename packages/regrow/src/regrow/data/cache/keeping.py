@@ -1,7 +1,7 @@
-"""Selects the entries to evict when room is short, and those to make next, without clock or files.
+"""Selects the entries to evict when room is short, and the entries to make next, without clock or files.
 
 A reader's position is the entry that it needs next in its sequence (share, shares), which it reads step by step. Needed
-entries claim room in this order, until the budget is used up: entries that readers wait for; those being made; each
+entries claim room in this order, until the budget is used up: entries that readers wait for; entries being made; each
 reader's current step and the next one; the two steps behind each reader, which a retry after a fault reads again; then
 step after step ahead, all sequences in parallel. Pure.
 """
@@ -13,19 +13,19 @@ from typing import NamedTuple
 from regrow.data.cache.layout import Key
 
 BEHIND = 2
-"""Steps behind a reader that are kept if there is room."""
+"""Number of steps behind a reader that are kept if there is room."""
 _NEAR = 1
 _MOST_AHEAD = 4096
-"""Most entries ahead of all readers together, to bound the time of a decision."""
+"""Most entries ahead of all readers together, to limit the time of a decision."""
 _MOST_REMEMBERED = 10_000
 
 _Sequence = tuple[int, int]
 _Sequences = dict[_Sequence, list[int]]
-"""(share, shares) to the steps of the readers' positions, in order."""
+"""Steps of the readers' positions, in order, by (share, shares)."""
 
 
 class Decision(NamedTuple):
-    """Remove `evict` first, then make `make`, in order: this fits into the budget, as far as sizes are known."""
+    """Entries to remove first (`evict`), then entries to make, in order: they fit, as far as sizes are known."""
 
     evict: list[Key]
     make: list[Key]
@@ -72,7 +72,7 @@ class Keeping:
         excess = sum(there.values()) + coming - self.budget
         evict: list[Key] = []
         if excess > 0:
-            # Evict entries that are never read again first, and those last that a reader waits for.
+            # Evict first the entries that are never read again, and last those that a reader waits for.
             free = (key for key in there if key not in claimed)
             read = {key for key in there if until is None or key.step < until}
             for key in sorted(free, key=lambda key: (key in wants, key in read, _last_needed(key, sequences))):
@@ -93,7 +93,7 @@ class Keeping:
         underway: Collection[Key],
         limit: int,
     ) -> tuple[set[Key], list[Key]]:
-        """(entries that must stay, entries to make), until the budget or `limit` is reached."""
+        """Entries that must stay, and entries to make, until the budget or `limit` is reached."""
         room = self.budget
         claimed: set[Key] = set()
         make: list[Key] = []
@@ -151,7 +151,7 @@ def _ahead(sequences: _Sequences, distances: Iterable[int], until: int | None) -
 
 
 def _distance(key: Key, sequences: _Sequences) -> int | None:
-    """Steps from the nearest reader that has not passed it; negative if all have; None: its sequence has no reader."""
+    """Steps from the nearest reader that has not passed the entry; negative if all have; None: no reader."""
     steps = sequences.get((key.share, key.shares))
     if steps is None:
         return None
@@ -159,7 +159,7 @@ def _distance(key: Key, sequences: _Sequences) -> int | None:
 
 
 def _last_needed(key: Key, sequences: _Sequences) -> tuple[int, int, Key]:
-    """Sort key: entries to evict first come first."""
+    """Sort key by which the entries to evict first come first."""
     distance = _distance(key, sequences)
     if distance is None:
         return 0, key.step, key

@@ -66,9 +66,9 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """An entry before it is written. It refers to the batch's own memory: write it before that changes.
+    """An entry before it is written. It refers to the batch's own memory: write it before that memory changes.
 
-    buffers: the file's content, in order. nbytes: of the file. digest: of the batch's content, 16 hexadecimal digits.
+    buffers: the file's content, in order. nbytes: size of the file. digest: of the batch's content, 16 hex digits.
     """
 
     key: Key
@@ -80,7 +80,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Draft:
-    """A complete entry in a temporary file. `nbytes`: of the file at `path`."""
+    """A complete entry in a temporary file. `nbytes`: size of the file at `path`."""
 
     key: Key
     nbytes: int
@@ -109,12 +109,12 @@ class Mapped:
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to a multiple of 64."""
+    """Round `size` up to a multiple of 64."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def name_of(key: Key) -> str:
-    """Name of the entry's file; names sort by step, up to step 10**10."""
+    """Name of the file of an entry; names sort by step, up to step 10**10."""
     return f"{key.step:010d}.{key.share}.{key.shares}{ENTRY_SUFFIX}"
 
 
@@ -142,7 +142,7 @@ def digest_of_parts(tree: bytes, payload: Sequence[Bytes]) -> str:
 
 
 def sealed(tree: bytes, payload: Sequence[Bytes], *, identity: bytes, key: Key, samples: str) -> Encoded:
-    """An entry of this tree and these tensors. Raises `ValueError` if a value does not fit into the header."""
+    """Make an entry from this tree and these tensors. Raises `ValueError` if a value does not fit into the header."""
     body = list(_body(tree, payload))
     nbytes = _BODY_AT + sum(map(len, body))
     digest = _digest(body)
@@ -175,7 +175,7 @@ def _digest(parts: Iterator[Bytes] | Sequence[Bytes]) -> str:
 
 
 def write(folder: Path, encoded: Encoded) -> int:
-    """Write the entry into the folder, which is made if its parent exists; returns its bytes.
+    """Write the entry into the folder, which is made if its parent exists; returns its size in bytes.
 
     The entry appears atomically. Raises `OSError`; then no temporary file is left.
     """
@@ -200,7 +200,7 @@ def draft(folder: Path, encoded: Encoded) -> Draft:
 
 
 def publish(written: Draft) -> int:
-    """Rename a draft to its final name; returns its bytes. Raises `OSError`; then the draft is removed."""
+    """Rename a draft to its final name; returns its size in bytes. Raises `OSError`; then the draft is removed."""
     try:
         os.rename(written.path, written.path.with_name(name_of(written.key)))
     except BaseException:
@@ -211,7 +211,7 @@ def publish(written: Draft) -> int:
 
 def discard(written: Draft) -> None:
     """Remove a draft, if it exists."""
-    with contextlib.suppress(OSError):  # called after another error, which is the one to report
+    with contextlib.suppress(OSError):  # called after another error, which is the error to report
         os.unlink(written.path)
 
 
@@ -278,7 +278,7 @@ def map_entry(folder: Path, key: Key, identity: bytes) -> Mapped | None:
 
 
 def check(data: bytes | mmap.mmap, key: Key, identity: bytes, *, where: str) -> Head:
-    """Check a complete entry; returns its header. Raises `Damaged` if it is invalid, or of another key or identity."""
+    """Check a complete entry; returns its header. Raises `Damaged` if it is invalid, or has another key or identity."""
     size = len(data)
     if size < _BODY_AT:
         raise Damaged(f"{where} has {size} bytes, less than an entry's header")

@@ -27,7 +27,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def tensor_bytes(value: torch.Tensor, path: str) -> tuple[Bytes, list[int]]:
-    """(bytes of the elements, strides), without a copy if they are dense in memory; no strides: row-major.
+    """Bytes of the elements, without a copy if they are dense in memory, and strides (empty: row-major).
 
     Raises `NotCacheable` if a tensor made from these bytes would not be equal.
     """
@@ -96,7 +96,7 @@ def _row_by_row(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """True if its elements fill one contiguous block of memory, each once, in any order."""
+    """True if the tensor's elements fill one contiguous block of memory, each once, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -110,7 +110,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def array_bytes(value: NDArray[Any], path: str) -> tuple[Bytes, bool]:
-    """(bytes of the elements, True if they are in column-major order). Raises `NotCacheable`, as for a tensor."""
+    """Bytes of the elements, and True if they are in column-major order. Raises `NotCacheable`, as for a tensor."""
     if type(value) is not np.ndarray:
         kind = type(value)
         raise NotCacheable(f"{path} is of type {kind.__module__}.{kind.__qualname__}, not a plain array")
@@ -145,7 +145,7 @@ def dtype_description(dtype: "np.dtype[Any]", path: str) -> object:
 
 
 def described_dtype(description: Any) -> "np.dtype[Any]":
-    """The dtype of a description."""
+    """The dtype that `dtype_description` has described."""
     return np.dtype(np.lib.format.descr_to_dtype(description))
 
 
@@ -158,7 +158,7 @@ def scalar_bytes(value: np.generic, path: str) -> bytes:
 
 
 def read_scalar(dtype: "np.dtype[Any]", raw: bytes) -> Any:
-    """The scalar; a structured one is writable."""
+    """The numpy scalar with these bytes; a structured one is writable."""
     return np.frombuffer(bytearray(raw), dtype)[0] if dtype.itemsize else np.zeros(1, dtype)[0]
 
 

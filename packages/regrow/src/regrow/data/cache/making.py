@@ -1,4 +1,4 @@
-"""Chooses a producer's next entries, has them made, and puts them into the cache."""
+"""Chooses the next entries of a producer, has them made, and puts them into the cache."""
 
 import logging
 import time
@@ -18,13 +18,13 @@ from regrow.data.cache.messages import At, Hello, ShareGroup, Want
 from regrow.data.described import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
-"""A group without readers keeps its loader workers for this time: its reader is probably being replaced."""
+"""Time for which a group without readers keeps its loader workers: its reader is probably being replaced."""
 _PLAN = 256
-"""Entries that are planned at a time, as planning is expensive: it considers all entries ahead."""
+"""Number of entries planned at a time, because planning is expensive: it considers all entries ahead."""
 _PLAN_S: Seconds = 0.05
 """Least time between two plans, unless a reader waits."""
 _CHECK_S: Seconds = 1.0
-"""Interval of checks that silent loader workers are alive."""
+"""Interval of checks that loader workers without output are alive."""
 _LARGER = 1.5
 
 _NO_ROOM = "the cache has no room for what its readers need at the same time"
@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow")
 
 
 class _Served:
-    """Shares that are, or were, read together. `at`: next entry of each; `left`: since when they have no reader."""
+    """Shares that are, or were, read together. `at`: next entry of each; `left`: time at which the last reader left."""
 
     def __init__(self, maker: BatchMaker) -> None:
         self.maker = maker
@@ -47,8 +47,8 @@ class Making:
 
     Args:
         loader: the script's loader.
-        settings: the cache.
-        alone: open files because of which several processes should not read the data set, unless `num_workers` says so.
+        settings: settings of the cache.
+        alone: open files because of which several processes should not read the data set, unless `num_workers` is set.
     """
 
     def __init__(self, loader: object, settings: CacheSettings, *, alone: list[str]) -> None:
@@ -68,7 +68,7 @@ class Making:
         self.refusal = ""
         """Reason why this producer will never make entries again; empty while it may."""
         self.slowest: Seconds = 0.0
-        """Longest time that an entry took, from its start to its file."""
+        """Longest time that an entry took, from the start of its batch to its file."""
 
     def check(self, hello: Hello) -> None:
         """Check a worker that has connected. Raises `Unfit` if its batches are not those made here."""
@@ -151,7 +151,7 @@ class Making:
 
     @property
     def descriptors(self) -> set[int]:
-        """Descriptors that become readable when `make` has work to do again."""
+        """Descriptors that become readable when `make` has new work."""
         found = (served.maker.descriptor for served in self._served.values())
         return {descriptor for descriptor in found if descriptor is not None}
 
@@ -171,7 +171,7 @@ class Making:
         return next((served.failed[key] for served in self._served.values() if key in served.failed), None)
 
     def make(self) -> list[Key]:
-        """Make an entry, if one is needed; returns the keys that have become ready or have failed."""
+        """Make an entry, if one is needed; returns the keys of entries that have become ready or have failed."""
         try:
             return self._make()
         except (NoRoom, CacheUnusable) as error:
@@ -209,7 +209,7 @@ class Making:
         return missed
 
     def _urgency(self, group: ShareGroup) -> tuple[bool, int, ShareGroup]:
-        """Sort key of groups of shares: first those whose batch a reader waits for, then the most urgent."""
+        """Sort key of groups of shares: first those with a waiting reader, then the most urgent."""
         served = self._served[group]
         first = min(served.maker.underway)
         distance = first.step - min((key.step for key in served.at), default=first.step)
@@ -224,9 +224,9 @@ class Making:
                 self._stale = True
 
     def _plan(self) -> list[Key]:
-        """Plan the next entries, if none are planned, or a reader waits for another one.
+        """Plan the next entries, if none are planned, or a reader waits for an entry that is not planned.
 
-        Returns the entries that readers wait for in vain.
+        Returns the entries for which readers wait in vain.
         """
         underway = [key for served in self._served.values() for key in served.maker.underway]
         first = {served.planned[0] for served in self._served.values() if served.planned}
@@ -264,7 +264,7 @@ class Making:
         return list(in_vain)
 
     def _maker_of(self, key: Key) -> _Served | None:
-        """The group that makes an entry, preferably one with a reader."""
+        """The group that makes an entry, preferably one with a reader; None if there is none."""
         found = (served for group, served in self._served.items() if group.has(key))
         return min(found, key=lambda served: served.left is not None, default=None)
 
@@ -318,7 +318,7 @@ class Making:
 
 
 def _next_of_each_share(message: At) -> list[Key]:
-    """The next entry of each share of a reader, as if each share had a reader of its own."""
+    """The next entry of each of a reader's shares, as if each share had a reader of its own."""
     shares = message.group.shares
     now = shares.index(message.key.share)
     return [message.key._replace(step=message.key.step + (at < now), share=share) for at, share in enumerate(shares)]

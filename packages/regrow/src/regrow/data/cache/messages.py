@@ -19,9 +19,9 @@ Incoming = TypeVar("Incoming")
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """First message. `seed`: the session's; `until`: steps of the whole training.
+    """First message. `seed`: the session's seed; `until`: steps of the whole training.
 
-    `identity`: of the loader that the worker reads; `parts`: its ingredients, see `identity.Identity`.
+    `identity`: identity of the loader that the worker reads; `parts`: its ingredients, see `identity.Identity`.
     """
 
     worker: WorkerId
@@ -32,7 +32,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class ShareGroup(NamedTuple):
-    """A worker's part of each step's global batch: these shares, in this order, of `of`."""
+    """A worker's part of each step's global batch: these shares, in this order, out of `of` shares."""
 
     shares: tuple[int, ...]
     of: int
@@ -43,7 +43,7 @@ class ShareGroup(NamedTuple):
 
 
 class _ReaderMessage(msgspec.Struct, frozen=True):
-    """An entry, and the shares that the worker reads in each step, in order; empty: only the entry's."""
+    """An entry, and the shares that the worker reads in each step, in order; empty: only the entry's share."""
 
     key: Key
     shares: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class _ReaderMessage(msgspec.Struct, frozen=True):
 
 
 class At(_ReaderMessage, frozen=True, tag=True):
-    """The worker needs this entry and those after it. Not answered; may get lost, as the next one repeats it."""
+    """The worker needs this entry and those after it. Not answered; it may get lost, since the next one repeats it."""
 
 
 class Want(_ReaderMessage, frozen=True, tag=True):
@@ -105,8 +105,8 @@ class Line(Generic[Incoming]):
     """One end of a connection. Never blocks; not thread-safe.
 
     Args:
-        sock: connected; owned by this object.
-        codec: of incoming messages.
+        sock: connected socket; owned by this object.
+        codec: codec of incoming messages.
     """
 
     def __init__(self, sock: socket.socket, codec: FrameCodec[Incoming]) -> None:
@@ -117,7 +117,7 @@ class Line(Generic[Incoming]):
         self._unread = bytearray()
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Descriptor of the socket, for `select`."""
         return self._sock.fileno()
 
     @property

@@ -33,7 +33,7 @@ _BACKLOG = 128
 _IDLE_S: Seconds = 1.0
 _BIND_S: Seconds = 10.0
 _BIND_AGAIN_S: Seconds = 0.02
-"""Interval of attempts to bind the socket."""
+"""Interval between attempts to bind the socket."""
 _log = logging.getLogger("regrow")
 
 
@@ -89,7 +89,7 @@ class Producer:
                 self._making.close()
 
     def _bind(self, listener: socket.socket) -> None:
-        """Bind once an earlier producer's processes, such as its loader workers, have released the address."""
+        """Bind the socket, once processes of an earlier producer, such as loader workers, release the address."""
         until = time.monotonic() + _BIND_S
         while True:
             try:
@@ -113,7 +113,7 @@ class Producer:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:  # the worker has gone, or no descriptor is left: it will reconnect
+        except OSError:  # the worker has gone, or no descriptor is left: the worker will reconnect
             return
         if not is_own(sock):
             sock.close()
@@ -167,7 +167,7 @@ class Producer:
 
     def _drop(self, reader: _Reader) -> None:
         if reader not in self._readers:
-            return  # dropped already, after an error on sending
+            return  # dropped already, after an error while sending
         self._readers.remove(reader)
         self._selector.unregister(reader.line)
         reader.line.close()
@@ -195,7 +195,7 @@ class Producer:
                 self._refuse(reader)
 
     def _refuse(self, reader: _Reader) -> None:
-        with contextlib.suppress(OSError):  # it has gone already
+        with contextlib.suppress(OSError):  # the reader has gone already
             reader.line.send(Refused(shortened(self._making.refusal)))
         self._drop(reader)
 

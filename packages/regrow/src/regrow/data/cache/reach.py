@@ -21,12 +21,12 @@ PATIENCE_S: Seconds = 5.0
 """Least time that a worker waits for an entry; it waits up to three times as long as the slowest entry took."""
 _FACTOR = 3.0
 EXPECTED_S: Seconds = 15.0
-"""A producer that is absent for longer is not expected any more, though it may still start."""
+"""Time after which an absent producer is no longer expected, though it may still start."""
 _BEAT_S: Seconds = 1.0
 
 
 class Reader(Protocol):
-    """The interface of a worker that is needed while it waits for a batch."""
+    """The interface of a worker that is used while the worker waits for a batch."""
 
     @property
     def halted(self) -> bool:
@@ -35,7 +35,7 @@ class Reader(Protocol):
 
     @property
     def stepping(self) -> bool:
-        """True while it takes part in the training; false in a rehearsal, and in a standby without a rank."""
+        """True while the worker takes part in the training; False in a rehearsal, and in a standby without a rank."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Reader(Protocol):
         ...
 
     def beat(self) -> None:
-        """Send a heartbeat while it waits."""
+        """Send a heartbeat while the worker waits."""
         ...
 
     def on_halt(self, call: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class Reach:
     Args:
         socket_dir: folder of the producers' sockets.
         data_dir: folder of the node's cache.
-        loader: the loader's number.
+        loader: number of the loader.
         hello: the first message: the worker, and the loader's identity.
         reader: the worker.
     """
@@ -85,7 +85,7 @@ class Reach:
         self.refusal = ""
         """Reason why the producer refused this worker; empty if it did not."""
         self.shares: tuple[int, ...] = ()
-        """Shares that the worker reads in each step; empty: the requested one."""
+        """Shares that the worker reads in each step; empty: only the requested share."""
         self.over = False
         """True if no producer will ever serve this worker."""
 
@@ -97,7 +97,7 @@ class Reach:
         return self._away_since is None or time.monotonic() - self._away_since < EXPECTED_S
 
     def ask(self, key: Key) -> bool:
-        """Wait until the entry is in the cache; False: the worker must make it. Raises `GenerationHalted`."""
+        """Wait until the entry is in the cache; False: the worker must make it itself. Raises `GenerationHalted`."""
         if not self._open() or (self._stalled and not self._answers()):
             return False
         deadline = time.monotonic() + max(PATIENCE_S, _FACTOR * self._slowest)
@@ -161,7 +161,7 @@ class Reach:
                 raise PermissionError(errno.EPERM, "a process of another user listens there", self._address)
             line = Line(sock, TO_READER)
             line.send(self._hello)
-        except OSError:  # it is not running, has just died, or its backlog is full
+        except OSError:  # the producer is not running, has just died, or its backlog is full
             sock.close()
             self._away()
             return False
@@ -207,7 +207,7 @@ class Reach:
             if self._line is not None:
                 self._take_in(self._line, None)
         except (OSError, ProtocolError):
-            pass  # there were none
+            pass  # there were no messages
         if not self.over:
             self._lost()
 

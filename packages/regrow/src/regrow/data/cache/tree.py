@@ -55,7 +55,7 @@ _decoder: msgspec.msgpack.Decoder[Node] = msgspec.msgpack.Decoder(Node)
 
 
 def to_tree(batch: object) -> tuple[bytes, list[Bytes]]:
-    """(tree, buffers of the payload) of a batch; each buffer is to begin at a multiple of 64.
+    """Convert a batch to a tree and the buffers of its payload; each buffer must begin at a multiple of 64.
 
     The buffers refer to the batch's own memory if that is dense, without a copy. Raises `NotCacheable`.
     """
@@ -68,7 +68,7 @@ def to_tree(batch: object) -> tuple[bytes, list[Bytes]]:
 
 
 def from_tree(tree: Bytes, memory: Any, payload_at: int) -> Any:
-    """The batch, in fresh containers; its tensors are views of `memory`, in which the payload begins at `payload_at`.
+    """The batch, in new containers; its tensors are views of `memory`, in which the payload begins at `payload_at`.
 
     `memory`: writable, such as a private mapping; the tensors keep it alive. Raises `NotCacheable` if a class is not
     imported in this process, and `ValueError` if the tree is invalid.
@@ -89,10 +89,10 @@ class _Writer:
         self.buffers: list[Bytes] = []
         self._at = 0
         self._known: dict[int, tuple[object, TensorNode | ArrayNode]] = {}
-        """By id; holds the object, so that no other can get its id meanwhile."""
+        """Nodes by the id of their object; holds the object, so that no other object gets its id meanwhile."""
 
     def node(self, value: Any, path: str, depth: int) -> Node:
-        """The value as a node."""
+        """Convert a value to a node."""
         kind = type(value)
         if value is None or kind is bool or kind is float:
             return cast(Node, value)
@@ -197,7 +197,7 @@ def _class_name(kind: type, path: str) -> str:
 
 
 def _rebuilt(make: Callable[[], object], kind: type, path: str) -> object:
-    """The object that the class makes from the parts. Raises `NotCacheable` if it is not of the class."""
+    """The object that `make` makes from the parts. Raises `NotCacheable` if it is not of the class `kind`."""
     try:
         again = make()
     except Exception as error:
@@ -213,7 +213,7 @@ def _same_parts(again: object, value: Sequence[Any]) -> bool:
 
 
 def _check_mapping(value: MutableMapping[Any, Any], path: str) -> None:
-    """Raise `NotCacheable` if its class makes a different mapping from the same pairs.
+    """Raise `NotCacheable` if the mapping's class makes a different mapping from the same pairs.
 
     Private attributes may be lost, such as the encodings in a tokenizer's output, but not public ones.
     """
@@ -253,7 +253,7 @@ class _Reader:
         self._known: dict[int, Any] = {}
 
     def value(self, node: Node) -> Any:
-        """The value of a node."""
+        """Convert a node to its value."""
         if not isinstance(node, NodeBase):
             return node
         if isinstance(node, TensorNode | ArrayNode):

@@ -69,7 +69,7 @@ class MappingNode(NodeBase, frozen=True, tag=8):
 
 
 class TensorNode(NodeBase, frozen=True, tag=9):
-    """Nodes with the same `number` are one tensor. `at`: offset in the payload. No strides: contiguous."""
+    """A tensor; nodes with the same `number` are one tensor. `at`: offset in the payload. No strides: contiguous."""
 
     number: int
     at: int
@@ -80,7 +80,7 @@ class TensorNode(NodeBase, frozen=True, tag=9):
 
 
 class ArrayNode(NodeBase, frozen=True, tag=10):
-    """A numpy array, with fields as in `TensorNode`. `dtype`: numpy's description of it."""
+    """A numpy array, with fields as in `TensorNode`. `dtype`: numpy's description of its dtype."""
 
     number: int
     at: int

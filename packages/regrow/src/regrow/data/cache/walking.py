@@ -24,7 +24,7 @@ from regrow.data.cache.evenly import SAMPLED_ITEMS, Digest, bytes_of_array, of, 
 
 _DEEPEST = 60
 _MOST_VISITS = 50_000
-"""After this number of visits only the types of objects are digested, to bound the time to some 0.2 s."""
+"""Number of visits after which only the types of objects are digested, to limit the time to some 0.2 s."""
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -53,7 +53,7 @@ _OF_THE_MACHINERY = frozenset(
     }
 )
 _OPAQUE = (types.ModuleType, types.GeneratorType, torch.Generator, np.random.Generator, np.random.RandomState)
-"""Digested by type alone, as their contents change with use."""
+"""Types digested without their contents, which change with use."""
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -93,7 +93,7 @@ class Walk:
     def attributes(self, value: Any) -> dict[str, Any]:
         """Parts of an object by name: its own fingerprint, if it has one, and its pickled state or its attributes.
 
-        With a `fingerprint()` method, or `_fingerprint` as in Hugging Face's data sets, only that and its public
+        With a `fingerprint()` method, or `_fingerprint` as in Hugging Face's data sets, only the fingerprint and public
         attributes count.
         """
         ingredients = fingerprint_of(value)
@@ -121,7 +121,7 @@ class Walk:
         return self._object(value, self._content(value))
 
     def _content(self, value: Any) -> list[Digest]:
-        """Digests of a container's items."""
+        """Digests of the items of a container."""
         if isinstance(value, bytearray | memoryview):
             return [of_bytes(value)]
         if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ class Walk:
     # --- code ----------------------------------------------------------------------------------------------------
 
     def _callable(self, value: Any) -> Digest | None:
-        """Digest of the code that a call runs; None if that is the `__call__` of its class, digested with the class."""
+        """Digest of the code that a call of `value` runs; None if that is the `__call__` of its class, digested with it."""
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.CodeType):
@@ -188,7 +188,7 @@ class Walk:
         for cell in value.__closure__ or ():
             try:
                 cells.append(self.digest(cell.cell_contents))
-            except ValueError:  # not assigned yet
+            except ValueError:  # the variable is not assigned yet
                 cells.append(of("empty"))
         return of("closure", *cells)
 
@@ -265,7 +265,7 @@ def _state_of(value: Any) -> dict[str, Any]:
                 try:
                     attributes[name] = descriptor.__get__(value)
                 except AttributeError:
-                    continue  # a slot that holds nothing
+                    continue  # a slot without a value
     attributes.update({str(name): item for name, item in _dict_of(value).items()})
     return attributes
 

@@ -5,5 +5,5 @@ uint16 or uint32; `tokens-000000.idx` has the offset at which each document ends
 `corpus.json` lists the inputs and the shards, and is written last.
 
 * `corpus` defines that format and reads the manifest; `writing` writes the files.
-* `packer` is the command; `tokenizing` are the tokenizers, `encoding` applies them with `datasets.map`.
+* `packer` is the command; `tokenizing` defines the tokenizers, `encoding` applies them with `datasets.map`.
 """

@@ -13,7 +13,7 @@ WORK = "packing"
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One input file at the start of packing; `version`: its modification time, or a store's tag."""
+    """One input file, as it was at the start of packing; `version`: its modification time, or a store's tag."""
 
     name: str
     size: int
@@ -69,7 +69,7 @@ def item_size(dtype: str) -> int:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """The manifest of a folder. Raises `UsageError` if it is no corpus, or an unfinished one."""
+    """Read the manifest of a folder. Raises `UsageError` if the folder is no corpus, or an unfinished one."""
     path = folder / MANIFEST
     if not path.exists():
         if (folder / WORK).exists():
@@ -92,7 +92,7 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def damage(folder: Path, shard: Shard, dtype: str) -> str:
-    """Describe a missing file or wrong size of a shard; empty if there is none."""
+    """Describe a missing file of a shard, or a file of the wrong size; empty if there is none."""
     expected = {".bin": shard.tokens * item_size(dtype), ".idx": shard.documents * 8}
     for suffix, size in expected.items():
         path = folder / f"{shard.name}{suffix}"

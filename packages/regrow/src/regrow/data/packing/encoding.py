@@ -32,7 +32,7 @@ def progress_bars(shown: bool) -> None:
 
 
 class Encoding:
-    """Encodes rows into documents. `names`: of the files to which the rows refer by number."""
+    """Encodes rows into documents. `names`: names of the files to which the rows refer by number."""
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe, names: list[str]) -> None:
         self._tokenizer, self._recipe, self._names = tokenizer, recipe, names
@@ -73,7 +73,7 @@ class Encoding:
             raise (DataError(f"{place}: {error}") if line is None else malformed(name, at, line, str(error))) from None
         try:
             tokens = self._tokenizer.encode(text)
-        except Exception as error:  # whatever a tokenizer raises, the user needs the location of its text
+        except Exception as error:  # a tokenizer may raise any error; the user needs the location of its text
             raise DataError(f"{place}: the tokenizer failed: {error!r}") from error
         for extreme in (tokens.min(), tokens.max()) if tokens.size else ():
             if not 0 <= extreme <= np.iinfo(self._recipe.dtype).max:
@@ -86,7 +86,7 @@ class Encoding:
 
 
 def _text_in(row: dict[str, Any], column: str) -> str:
-    """The document of a row. Raises `ValueError` with what is wrong."""
+    """The document in a row. Raises `ValueError` with a description of the mistake."""
     if "line" not in row:
         text = row["value"]
     else:
@@ -101,7 +101,7 @@ def _text_in(row: dict[str, Any], column: str) -> str:
 
 @contextmanager
 def _forks_end_with_us() -> Iterator[None]:
-    """Forks made in this block are killed when this process ends: those of `datasets` would wait forever for work."""
+    """Forks made in this block are killed when this process ends; otherwise those of `datasets` would wait forever."""
     if not _packer:
         os.register_at_fork(before=_note_thread, after_in_child=_end_with_packer)
     _packer[:] = [os.getpid()]

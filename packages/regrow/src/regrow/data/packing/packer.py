@@ -57,7 +57,7 @@ def pack(options: PackOptions, console: Console) -> Corpus:
             raise RegrowError(
                 f"{options.out} cannot be written: {error}", hint="make room, then run it again"
             ) from error
-        except RuntimeError as error:  # from `datasets`
+        except RuntimeError as error:  # raised by `datasets`
             raise RegrowError(
                 f"a worker died while it packed: {error}", hint="out of memory? try --workers 1"
             ) from error
@@ -93,7 +93,7 @@ def _recipe(options: PackOptions, tokenizer: Tokenizer, inputs: list[Input]) -> 
 def _alone_in(folder: Path) -> Iterator[None]:
     """Make the folder, and lock it against a second packer.
 
-    Workers hold the lock too: those of a killed packer end within moments, so the lock is retried for a while.
+    Workers hold the lock too: workers of a killed packer end within moments, so locking is retried for a while.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def _documents(
     work = options.out / WORK / xxhash.xxh3_128_hexdigest(msgspec.json.encode(recipe))
     for other in options.out.glob(f"{WORK}/*"):
         if other != work:
-            shutil.rmtree(other)  # of another recipe, for example from before an input was corrected
+            shutil.rmtree(other)  # results of another recipe, for example from before an input was corrected
     for number, (is_table, group) in enumerate(groupby(inputs, lambda file: file.is_table)):
         files = list(group)
         rows = column_of(files, options.column, work) if is_table else lines_of(files, work)

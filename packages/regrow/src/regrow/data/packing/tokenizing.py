@@ -20,7 +20,7 @@ Tokens = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Converts one document's text to tokens, of any integer dtype.
+    """Converts the text of a document to tokens, of any integer dtype.
 
     `digest` changes when the tokens may change. `vocabulary`: upper bound of the tokens, exclusive; None if unknown.
     `id_of`: the number of a token given by its text; None if there is none.
@@ -80,7 +80,7 @@ def _of_file(path: Path) -> Tokenizer:
 def _of_function(spec: str) -> Tokenizer:
     module_name, _, function_name = spec.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: modules that lie in the working folder
+        sys.path.insert(0, "")  # like `python -m`: find modules in the working folder
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

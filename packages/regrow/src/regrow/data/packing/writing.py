@@ -71,7 +71,7 @@ class _ShardFiles:
         self.tokens, self.documents = self.tokens + len(tokens), self.documents + len(ends)
 
     def finish(self) -> Shard:
-        """Close both files, after syncing them to disk."""
+        """Sync both files to disk and close them; returns the shard."""
         for file in self._files:
             with file:
                 _write(file, b"")

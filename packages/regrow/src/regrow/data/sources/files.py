@@ -26,9 +26,9 @@ class SourceFile:
 
     Args:
         name: absolute path, or URL.
-        size: bytes.
+        size: size in bytes.
         version: changes with the content: the modification time, or an object store's tag.
-        options: fsspec's `storage_options` for it.
+        options: fsspec's `storage_options` for the file.
     """
 
     name: str
@@ -38,21 +38,21 @@ class SourceFile:
 
     @property
     def is_local(self) -> bool:
-        """True if it is on one of this machine's file systems."""
+        """True if the file is on one of this machine's file systems."""
         return "://" not in self.name
 
     @property
     def is_table(self) -> bool:
-        """True if its suffix is that of a Parquet or Arrow file."""
+        """True if the suffix is that of a Parquet or Arrow file."""
         return self.suffix in PARQUET + ARROW
 
     @property
     def suffix(self) -> str:
-        """Suffix of its name, in lower case."""
+        """Suffix of the file's name, in lower case."""
         return Path(self.name).suffix.lower()
 
     def open(self, *, compression: str | None = None) -> BinaryIO:
-        """Open it for reading; `compression="infer"` decompresses it according to its name."""
+        """Open the file for reading; `compression="infer"` decompresses it according to its name."""
         import fsspec
 
         return cast(BinaryIO, fsspec.open(self.name, "rb", compression=compression, **self.options).open())
@@ -71,7 +71,7 @@ class SourceFile:
 
 
 def find_files(paths: Paths, options: Mapping[str, Any] | None = None) -> list[SourceFile]:
-    """The files of paths, globs and URLs: in the order given, those of a glob sorted by name.
+    """Find the files of paths, globs and URLs, in the order given; those of a glob are sorted by name.
 
     Raises `UsageError` if there are none, if one is missing or a folder, and if a URL cannot be used.
     """

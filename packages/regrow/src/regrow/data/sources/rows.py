@@ -32,7 +32,7 @@ Tables = Iterator[pa.Table]
 
 
 def lines_of(files: Sequence[SourceFile], cache_dir: str | os.PathLike[str] | None) -> Any:
-    """Every line that is not blank: `line`, with its location: `file` (counted from 0) and `at` (from 1).
+    """Every line that is not blank, as `line`, with its location: `file` (counted from 0) and `at` (from 1).
 
     Raises:
         DataError: a file is damaged, or was changed while it was read.
@@ -87,7 +87,7 @@ def _copied(
     read: Callable[[int, SourceFile], Tables],
     cache_dir: str | os.PathLike[str] | None,
 ) -> Any:
-    """The copy of all files, made by the first process that requests it, while the others wait."""
+    """The copy of all files. The first process that requests it makes it, while the others wait."""
     folder = Path(cache_dir) if cache_dir is not None else cache_home() / "data"
     try:
         copier = _Copier(cache_dir=str(folder), hash=digest_of_files(kind, files, *more))
@@ -159,7 +159,7 @@ def _batches(file: SourceFile) -> Tables:
 
 
 def _ipc_tables(source: Any) -> Tables:
-    """The record batches of the file format (Feather 2) or the stream format, after an empty table."""
+    """An empty table, then the record batches of the file format (Feather 2) or the stream format."""
     try:
         reader = pa.ipc.open_file(source)
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
