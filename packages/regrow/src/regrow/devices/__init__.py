@@ -1,1 +1,1 @@
-"""Accelerators by torch's generic interface: the one that this process uses, and functions that every kind has."""
+"""Accelerators by torch's generic interface: the accelerator that this process uses, and functions for every kind."""

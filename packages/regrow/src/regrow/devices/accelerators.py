@@ -16,12 +16,12 @@ _IN_HOST_MEMORY = ("cpu", "meta")
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """True if its elements are on a device, where work is only enqueued."""
+    """True if the tensor's elements are on an accelerator, where work is only enqueued."""
     return is_accelerator(tensor.device)
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """True if this is an accelerator, and not the processor."""
+    """True if the device is an accelerator, and not the processor."""
     return device.type not in _IN_HOST_MEMORY
 
 
@@ -32,7 +32,7 @@ def kind() -> str:
 
 
 def kinds() -> list[str]:
-    """The devices that groups serve: the processor, CUDA's name, and the accelerator's."""
+    """Device types that groups serve: the processor's, CUDA's, and the accelerator's."""
     return list(dict.fromkeys(["cpu", nvidia.KIND, *filter(None, [kind()])]))
 
 
@@ -50,7 +50,7 @@ def in_use() -> Any:
 
 
 def seed(number: int) -> None:
-    """Seed the generators of all devices in use; without one do nothing: earlier seeding would only queue up calls.
+    """Seed the generators of all devices in use; without such a device does nothing, as seeds would only be queued.
 
     Raises `UsageError` for an accelerator that cannot be seeded: dropout would differ after a fault.
     """
@@ -80,7 +80,7 @@ def put_random_state(state: torch.Tensor) -> None:
 
 
 def choose(local_rank: int) -> torch.device:
-    """The device of a rank of this node, which becomes this thread's current one; the processor if there is none.
+    """Make the device of a rank of this node this thread's current one, and return it; the processor if there is none.
 
     Raises torch's error if the node has fewer devices than ranks.
     """
@@ -104,9 +104,9 @@ def memory_peak(device: torch.device) -> Callable[[], int] | None:
 
 
 def host_memory(shape: Sequence[int], dtype: torch.dtype, beside: torch.device | None) -> torch.Tensor:
-    """Host memory for copies from or to a device.
+    """Allocate host memory for copies from or to a device.
 
-    Page-locked if the device's kind supports that: copies then need no second buffer of the driver's.
+    It is page-locked if the device's kind supports that: copies then need no second buffer of the driver's.
     """
     pinned = beside is not None and is_accelerator(beside) and _pins()
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)  # the script may set another default device
@@ -122,12 +122,12 @@ def _pins() -> bool:
 
 
 def await_stream(device: torch.device) -> None:
-    """Return when all work that this thread has enqueued on its current stream of the device is done."""
+    """Wait until all work that this thread has enqueued on its current stream of the device is done."""
     torch.accelerator.current_stream(device).synchronize()
 
 
 def give_back_memory() -> None:
-    """Free the memory that torch caches for later tensors on the device in use; without one do nothing.
+    """Free the memory that torch caches for later tensors on the device in use; does nothing without such a device.
 
     Raises the device's error if it has failed.
     """
@@ -150,6 +150,6 @@ def stream_of_its_own(device: torch.device) -> torch.Stream | None:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """True if work enqueued on this thread's stream of the device is recorded for a graph, and not run."""
+    """True if work enqueued on this thread's stream of the device is recorded for a graph instead of run."""
     said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return said is not None and bool(said())

@@ -12,7 +12,7 @@ from regrow.devices import accelerators
 
 
 def time_context(took: Callable[[Seconds], None]) -> Callable[[], None]:
-    """Call `took` with the seconds of each outermost such call, until the returned function is called."""
+    """Call `took` with the seconds of each initialization of the accelerator, until the returned function is called."""
     if not (kind := accelerators.kind()):
         return lambda: None
     module, inside = torch.get_device_module(kind), False
@@ -35,7 +35,7 @@ def time_context(took: Callable[[Seconds], None]) -> Callable[[], None]:
 
     def stop() -> None:
         for place, name, call in calls:
-            if getattr(getattr(place, name), "__wrapped__", None) == call:  # the script has not replaced it
+            if getattr(getattr(place, name), "__wrapped__", None) == call:  # only if the script has not replaced it
                 setattr(place, name, call)
 
     return stop

@@ -19,7 +19,7 @@ _SAID = ("CUDA error:", "HIP error:")
 
 
 def is_device_error(error: BaseException) -> bool:
-    """True if the error, or one of its causes, was raised by an accelerator."""
+    """True if an accelerator raised the error or one of its causes."""
     return any(
         isinstance(each, torch.AcceleratorError) or (isinstance(each, RuntimeError) and str(each).startswith(_SAID))
         for each in behind(error)
@@ -27,7 +27,7 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def has_failed(error: BaseException) -> str:
-    """Reason why the device in use will answer nothing any more; empty if the error is not a device's, or it works.
+    """Reason why the device in use will never answer again; empty if it still works, or the error is not a device's.
 
     The device is asked twice: the first answer may be the error that is known already.
     """
@@ -37,7 +37,7 @@ def has_failed(error: BaseException) -> str:
 
 
 def _asked() -> str:
-    """Error of this thread's device; empty if it has done all its work."""
+    """Wait for all work of this thread's device; returns its error, empty if it has done all the work."""
     device, said = torch.accelerator.current_device_index(), ["it does not answer"]
 
     def ask() -> None:

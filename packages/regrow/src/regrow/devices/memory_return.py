@@ -15,12 +15,12 @@ from regrow.devices.failing import behind
 MOST_S: Seconds = 60.0
 """Longest wait: memory that has not come back by then is in use by others."""
 STILL_S: Seconds = 3.0
-"""Memory counts as returned when no more has come back for this long."""
+"""Time without a further return after which memory counts as returned."""
 LOOK_S: Seconds = 0.5
 
 
 def ran_out(error: BaseException) -> bool:
-    """True if the error, or one of its causes, says that a device ran out of memory."""
+    """True if the error, or one of its causes, means that a device ran out of memory."""
     return any(isinstance(each, torch.OutOfMemoryError) for each in behind(error))
 
 
@@ -37,9 +37,9 @@ def await_return(
     now: Callable[[], Instant] = time.monotonic,
     pause: Callable[[Seconds], None] = time.sleep,
 ) -> int:
-    """Return when some memory has come back and no more does, or after a minute; returns the bytes that came back.
+    """Wait until memory has come back and no more does, or for a minute; returns the bytes that came back.
 
-    At once, if the device's kind does not report free memory.
+    Returns at once if the device's kind does not report free memory.
     """
     first = free()
     if first is None:

@@ -1,6 +1,6 @@
 """Features of devices under CUDA's name, NVIDIA's and AMD's by HIP: NCCL, and regrow's kernels in Triton.
 
-All else that regrow needs of a device is in `accelerators.py`, and the same for every kind.
+All else that regrow needs of a device is in `accelerators.py`, and is the same for every kind.
 """
 
 import torch
@@ -9,7 +9,7 @@ KIND = "cuda"
 
 
 def available() -> bool:
-    """True if this process could use such a device."""
+    """True if this process could use an NVIDIA or AMD device."""
     return torch.cuda.is_available()
 
 
@@ -19,10 +19,10 @@ def nccl_available() -> bool:
 
 
 def toolkit() -> str:
-    """Version of CUDA that this torch was built with; empty if it was built without."""
+    """Version of CUDA with which this torch was built; empty if it was built without CUDA."""
     return torch.version.cuda or ""
 
 
 def is_one(device: torch.device) -> bool:
-    """True if this is a device of that kind."""
+    """True if the device is an NVIDIA or AMD device."""
     return device.type == KIND

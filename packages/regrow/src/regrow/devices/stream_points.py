@@ -16,10 +16,10 @@ from regrow.devices.accelerators import host_memory, is_capturing, on_accelerato
 _PART = 0.01
 """Pause between two looks of a waiter, as a fraction of its wait so far: short waits stay short, long ones are cheap.
 
-It sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
+The waiter sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
 """
 _NEAR, _NEAR_PART = 0.1, 0.001
-"""Within the first fraction before and after the expected end of a wait, pauses are the second fraction of it."""
+"""Pauses near the expected end of a wait: within the first fraction of it, they are the second fraction of it."""
 _PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
@@ -27,7 +27,7 @@ class StreamPoint:
     """A point in the work that this thread has enqueued on its current streams of some devices.
 
     Args:
-        devices: accelerators; without any the point is passed at once.
+        devices: accelerators; without any, the point is passed at once.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -55,7 +55,7 @@ class StreamPoint:
 
         Args:
             meanwhile: called at each look.
-            usual: how long waits like this one take; 0: not known.
+            usual: usual duration of such a wait; 0: not known.
         """
         begun, waited = time.monotonic(), 0.0
         near, past = (1 - _NEAR) * usual, (1 + _NEAR) * usual
@@ -71,10 +71,10 @@ class StreamPoint:
 
 
 class LateNumber:
-    """A number on a device, with its value at this point of the device's work; read once the device has got there.
+    """A number on a device, with its value at this point of the device's work; read once the device has reached it.
 
     Args:
-        tensor: with one element, on an accelerator.
+        tensor: tensor with one element, on an accelerator.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ class LateNumber:
         self._point = StreamPoint([tensor.device])
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """True if the tensor still has this number."""
+        """True if this object was made from `tensor`, and the tensor was not changed since."""
         return tensor is self._tensor and _version(tensor) == self._version
 
     def known(self) -> bool:
@@ -93,7 +93,7 @@ class LateNumber:
         return self._point.passed()
 
     def value(self) -> float:
-        """The number, after a wait for it. Raises the device's error if it has failed."""
+        """Wait for the number, and return it. Raises the device's error if it has failed."""
         self._point.wait()
         return float(self._here)
 
@@ -102,8 +102,8 @@ class LateBytes:
     """Bytes of tensors on devices, as they are at this point of the devices' work; read once these have reached it.
 
     Args:
-        pieces: in one dimension, of uint8. If any is on a device, those in host memory are copied too, since later code
-            may write to them (such as Adam's step counter).
+        pieces: tensors in one dimension, of uint8. If any is on a device, those in host memory are copied too, since
+            later code may write to them (such as Adam's step counter).
     """
 
     def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
@@ -124,7 +124,7 @@ class LateBytes:
         return self._point.passed()
 
     def read(self) -> list[memoryview]:
-        """The bytes of each piece, after a wait for them. Raises the device's error if it has failed."""
+        """Wait for the bytes, and return those of each piece. Raises the device's error if it has failed."""
         self._point.wait()
         return [each.numpy().data for each in self._here]
 
@@ -132,7 +132,7 @@ class LateBytes:
 def late(tensor: torch.Tensor) -> bool:
     """True if `LateNumber` can copy the tensor's number: the stream's work is not being captured for a graph.
 
-    A tensor subclass (`DTensor`) is left out: it knows best how it becomes a number.
+    False for a tensor subclass (`DTensor`), which has its own way to become a number.
     """
     return type(tensor) is torch.Tensor and not is_capturing(tensor.device)
 

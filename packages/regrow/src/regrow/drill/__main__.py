@@ -50,7 +50,7 @@ def main(name: str, folder: Path, until: float) -> None:
 
 
 def _impossible(check: DrillCheck) -> str:
-    """Reason why a check is not applicable here; empty if it is."""
+    """Reason why a check is not applicable on this machine; empty if it is applicable."""
     if not check.accelerator:
         return ""
     if not torch.accelerator.is_available():

@@ -11,11 +11,11 @@ class DrillCheck(NamedTuple):
     """One check.
 
     Attributes:
-        name: for `--check` and the report.
-        shows: statement that holds if the check is ok.
+        name: name for `--check` and the report.
+        shows: statement that is true if the check is ok.
         limit: most seconds that it may take.
         quick: True if it also runs with `--quick`.
-        jobs: most jobs over all nodes that it starts; each has its own port.
+        jobs: most jobs over all nodes that it starts; each job has its own port.
         accelerator: True if it applies to accelerators only.
     """
 
@@ -60,5 +60,5 @@ def chosen(names: Sequence[str], *, quick: bool) -> list[DrillCheck]:
 
 
 def first_port(check: DrillCheck) -> int:
-    """Offset of the port of a check's first job from the endpoint's port, independent of the chosen checks."""
+    """Offset from the endpoint's port to the port of a check's first job, independent of the chosen checks."""
     return sum(each.jobs for each in CHECKS[: CHECKS.index(check)])

@@ -15,7 +15,7 @@ from regrow.drill.session import hold
 from regrow.observe.story import count
 
 RANKS: Final = 4
-# Several ranks on one GPU: NCCL 2.30 or newer.
+# Several ranks on one GPU need NCCL 2.30 or newer.
 SHARED_GPU: Final = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
@@ -43,8 +43,8 @@ def run_doctor_training(flags: DrillFlags, environment: Mapping[str, str], *, gp
     """Run the checks, and print a line as each ends; returns the exit code: 0 only if none has failed.
 
     Args:
-        flags: of the command line.
-        environment: of this process.
+        flags: flags of the command line.
+        environment: environment of this process.
         gpus: number of this node's GPUs.
 
     Raises:
@@ -100,6 +100,6 @@ def _settings(flags: DrillFlags, gpus: int) -> DrillSettings:
 
 
 def _ranks(gpus: int, nodes: int, *, quick: bool) -> int:
-    """Default ranks per node: four in all, two with `--quick`, but at most its GPUs if it has several."""
+    """Default ranks per node: four in total, two with `--quick`; but at most the node's GPUs if it has several."""
     wanted = 2 if quick else max(2, RANKS // nodes)
     return min(wanted, gpus) if gpus > 1 else wanted

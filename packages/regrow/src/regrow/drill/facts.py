@@ -61,7 +61,7 @@ def versions() -> dict[str, str]:
 
 
 def driver_version(reported: str) -> str:
-    """The NVIDIA driver's version in the text of its `/proc` file; the whole first line if there is none in it."""
+    """The NVIDIA driver's version in the text of its `/proc` file; the whole first line if it contains no version."""
     first = reported.partition("\n")[0]
     found = re.search(r"\b\d+\.\d+(\.\d+)*\b", first)
     return found.group() if found else first

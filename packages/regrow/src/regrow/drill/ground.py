@@ -28,12 +28,12 @@ class DrillSettings(msgspec.Struct, frozen=True):
     """Settings of a session, for its checks.
 
     Attributes:
-        folder: of this session on this node; checks write only to it.
+        folder: folder of this session on this node; checks write only to it.
         scripts: folder of the training scripts.
         ranks: ranks per node.
         endpoint: address of node 0, `HOST:PORT`, with several nodes; each job uses a port of its own.
         bind: address on which this node listens, with several nodes, and measures the network; empty: loopback.
-        state_gb: training state of a node, in 10^9 bytes.
+        state_gb: size of a node's training state, in 10^9 bytes.
     """
 
     folder: str
@@ -60,10 +60,10 @@ class Ground:
     """The surroundings of one check.
 
     Args:
-        settings: of the session.
-        check: its name.
+        settings: settings of the session.
+        check: name of the check.
         first_port: offset of its first job's port from the endpoint's.
-        until: its deadline, by the monotonic clock.
+        until: deadline of the check, by the monotonic clock.
         jobs_home: parent folder of the jobs' records.
     """
 
@@ -76,7 +76,7 @@ class Ground:
         self.folder = Path(settings.folder) / check
         self.folder.mkdir(parents=True, exist_ok=True)
         self.output = ""
-        """Last output of the newest job, or of a plain training beside it."""
+        """The last output of the newest job, or of a plain training beside it."""
 
     def script(self, name: str) -> str:
         """Path of a training script."""
@@ -104,7 +104,7 @@ class Ground:
             self.keep_output(self._log(name))
 
     def keep_output(self, log: Path) -> None:
-        """Keep the end of an output as `output`."""
+        """Keep the end of a log file as `output`."""
         self.output = log.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
 
     def run(
@@ -118,10 +118,10 @@ class Ground:
         """Run a job to its end, or to the end of this check's time.
 
         Args:
-            name: of the job.
-            flags: of `regrow run`.
+            name: name of the job.
+            flags: flags of `regrow run`.
             script: the script and its arguments.
-            meanwhile: called while it runs, with a function that returns True while the job runs and time is left.
+            meanwhile: called while the job runs, with a function that returns True while the job runs and time is left.
         """
         began = time.monotonic()
         until = self.until - MARGIN
@@ -156,7 +156,7 @@ class Ground:
 
         Each step logs the digest of the state with which it begins, as in a trial.
         """
-        more = [f"--nproc-per-node={self.settings.ranks}", *flags]  # the last of a flag counts
+        more = [f"--nproc-per-node={self.settings.ranks}", *flags]  # if a flag is given twice, the last one counts
         if blows:
             plan = self.folder / f"{name}.toml"
             plan.write_text("\n".join(blow.toml() for blow in blows), encoding="utf-8")
@@ -166,7 +166,7 @@ class Ground:
         return self.run(name, more, script, meanwhile=meanwhile)
 
     def alone(self, mode: str, *, steps: int) -> tuple[JobRun, Judgement]:
-        """(the undisturbed training of a mode, its judgement); checks with the same mode and steps share one run."""
+        """The undisturbed training of a mode, and its judgement; checks with the same mode and steps share one run."""
         name = f"alone-{mode}-{steps}"
         done = self._jobs_home / name / "drill-ended"
         if done.exists():

@@ -12,7 +12,7 @@ from regrow.observe.trial import difference_at
 LEAST_GBPS = 0.05
 """Least GB/s of an address, with four flows: less than half of a link of 1 Gbit/s."""
 MOST_RATIO, ROOM_MS = 1.5, 10.0
-"""A step under regrow may take this factor of a plain one, or this much longer, whichever is more."""
+"""Limits of a step under regrow: this factor of a plain step, or this much longer, whichever is more."""
 REFORMED = 5
 MOST_GROWTH = 2
 """Most growth of descriptors or threads over `REFORMED` recoveries: a leak adds at least one per recovery."""
@@ -97,7 +97,7 @@ def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
 
 
 class ProcessCount(NamedTuple):
-    """Resources after a step of a process that survives all faults."""
+    """Resources, after a step, of a process that survives all faults."""
 
     step: int
     descriptors: int
@@ -131,7 +131,7 @@ class JobRun(NamedTuple):
 
 
 def difference(struck: Ledger, alone: Ledger, *, incomplete: frozenset[Rank] = frozenset()) -> str:
-    """The first difference of two runs; empty if there is none.
+    """Describe the first difference of two runs; empty if there is none.
 
     Records of ranks in `incomplete` may lack steps: the newest lines of a killed agent are lost.
     """
@@ -145,7 +145,7 @@ def difference(struck: Ledger, alone: Ledger, *, incomplete: frozenset[Rank] = f
 
 
 def judge_alone(run: JobRun, *, steps: int) -> Judgement:
-    """Judge an undisturbed run: `ok` without a figure, or the reason why nothing can be compared with it."""
+    """Judge an undisturbed run: `ok` without a figure, or the reason why no run can be compared with it."""
     if run.code is None:
         return failed(f"the undisturbed training did not end within {run.seconds:.0f} s")
     if run.code != 0:
@@ -180,8 +180,8 @@ def judge_struck(
     """Judge a run with faults against the undisturbed one.
 
     Args:
-        run: with faults.
-        alone: undisturbed.
+        run: the run with faults.
+        alone: the undisturbed run.
         blows: the faults of its plan.
         records: True if this node has the coordinator's records, which contain faults and incidents.
         kind: an incident of this kind must be in the records; empty: any.

@@ -23,9 +23,9 @@ from regrow.drill.ground import DrillSettings
 from regrow.drill.verdict import CheckResult, CheckStatus, DrillReport, code_of, conclude
 
 LEAST: Seconds = 20.0
-"""A check is not started with less time than this."""
+"""Least time that must be left for a check to start."""
 GRACE: Seconds = 5.0
-"""Time for processes of a check to end after it, also after SIGTERM."""
+"""Time that the processes of a check have to end after it, also after SIGTERM."""
 END: Seconds = 10.0
 _LAST_BYTES = 2000
 _OF_TORCHRUN = ("PET_", "TORCHELASTIC_")
@@ -44,7 +44,7 @@ class DrillInterrupted(BaseException):
 
 
 def _ignore_signals() -> None:
-    """Ignore the signals, as the rest takes bounded time and must complete."""
+    """Ignore signals that ask for an end, because the rest takes limited time and must complete."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
 
@@ -91,8 +91,8 @@ def hold(
 
     Args:
         checks: the checks to run.
-        settings: without a folder, which is made here and removed at the end.
-        environment: of this process; the checks get it without variables meant for another job.
+        settings: settings without a folder, which is made here and removed at the end.
+        environment: environment of this process; the checks get it without variables meant for another job.
         show: prints a line.
         budget: time for all checks.
 
@@ -148,7 +148,7 @@ class ChildProcesses:
         self._others = {each.pid for each in self._me.children(recursive=True)}
 
     def end(self, *, asked: bool) -> int:
-        """End all; returns the number that had to be killed. `asked`: send SIGTERM first."""
+        """End all these processes; returns the number that had to be killed. `asked`: send SIGTERM first."""
         if asked:
             for each in self._living():
                 with suppress(psutil.NoSuchProcess):

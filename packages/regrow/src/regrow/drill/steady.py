@@ -15,9 +15,9 @@ from regrow.launch.processes import end
 
 ROUNDS = 12
 WARM = 2
-"""First rounds, which do not count."""
+"""Number of first rounds, which do not count."""
 _TRAINS: Seconds = 25.0
-"""Time for the rounds after the first."""
+"""Time for the rounds after the first ones."""
 _GLANCE: Seconds = 0.005
 
 
@@ -32,7 +32,7 @@ class SteadySide:
         self._asks, self._answers = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in self._paths)
 
     def block(self, process: "subprocess.Popen[bytes]", until: Seconds) -> float | None:
-        """Milliseconds per step of a block; None: the process has ended, or the time is over."""
+        """Request a block of steps; returns milliseconds per step, or None if the process has ended or time is over."""
         os.write(self._asks, b"go\n")
         while time.monotonic() < until and process.poll() is None:
             try:

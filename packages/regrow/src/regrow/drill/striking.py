@@ -85,13 +85,13 @@ def kills(ground: Ground, mode: str) -> Judgement:
 
 
 def hang(ground: Ground) -> Judgement:
-    """Stop a rank with SIGSTOP."""
+    """Stop a rank with SIGSTOP, so that it hangs."""
     blows = [Blow(1, 6, "forward", "sigstop")]
     return _struck(ground, "hang", [], blows, flags=[f"--hang-timeout={HANG_TIMEOUT}"], kind="hang")
 
 
 def sick_device(ground: Ground) -> Judgement:
-    """Break a device once in the middle of a step."""
+    """Make a device fail once in the middle of a step."""
     return _struck(ground, "sick", ["--assert-once=6:broken"], evidence="broken")
 
 

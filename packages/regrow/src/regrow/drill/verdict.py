@@ -18,7 +18,7 @@ class CheckStatus(StrEnum):
     OK = "ok"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
-    """It cannot run here; this does not count as passed."""
+    """The check cannot run on this machine; this does not count as passed."""
 
 
 class Judgement(NamedTuple):
@@ -30,17 +30,17 @@ class Judgement(NamedTuple):
 
 
 def ok(figure: str) -> Judgement:
-    """The judgement of a check that holds."""
+    """The judgement of a check that has passed."""
     return Judgement(CheckStatus.OK, figure)
 
 
 def failed(cause: str, figure: str = "") -> Judgement:
-    """The judgement of a check that does not hold."""
+    """The judgement of a check that has failed."""
     return Judgement(CheckStatus.FAILED, figure, cause)
 
 
 def not_applicable(cause: str) -> Judgement:
-    """The judgement of a check that cannot run here."""
+    """The judgement of a check that cannot run on this machine."""
     return Judgement(CheckStatus.NOT_APPLICABLE, cause=cause)
 
 

@@ -1,7 +1,7 @@
 """The process in which probes run: `python -m regrow.health.child`, which reads its order from standard input.
 
 It writes lines of JSON to its original standard output; the output of libraries is redirected to standard error, so
-that it does not mix with them.
+that it does not mix with these lines.
 """
 
 import importlib
@@ -59,4 +59,4 @@ def _say(out: BinaryIO, line: Line) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a library's exit handlers could hang or crash
+    os._exit(code)  # the exit handlers of a library could hang or crash

@@ -1,7 +1,7 @@
 """An examination: runs probes, judges readings, adds the user's checks; on demand (`doctor.py`) or for an agent.
 
-An agent runs `python -m regrow.health.examination` as a separate process, so that a failure cannot affect the agent; it
-reads its order from standard input and answers on standard output.
+An agent runs `python -m regrow.health.examination` as a separate process, so that a failure cannot affect the agent;
+the process reads its order from standard input and answers on standard output.
 """
 
 import sys
@@ -24,7 +24,7 @@ _NICE = 10
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """A probe that has nothing to read here, and the reason; not a fault."""
+    """A probe that has nothing to read on this node, and the reason. That is not a fault."""
 
     source: str
     device: str
@@ -82,7 +82,7 @@ def not_applicable(results: Sequence[ProbeResult]) -> list[Unread]:
 
 
 def main() -> int:
-    """Examine as ordered, at low priority; report the verdicts that are not `ok`."""
+    """Examine the node as ordered, at low priority, and report the verdicts that are not `ok`."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=ExaminationOrder)
     step_back(_NICE)
     found = examine(

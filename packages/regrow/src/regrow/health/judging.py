@@ -59,7 +59,7 @@ _RECOVERY = {
     6: (Severity.LEAVE, Action.RESET, "PCIe bus reset"),
     7: (Severity.FATAL, Action.REBOOT, "system reboot"),
 }
-"""`nvmlDeviceGpuRecoveryAction_t`, the driver's own verdict: 0 means that the GPU can be used at once.
+"""Values of `nvmlDeviceGpuRecoveryAction_t`, the driver's own verdict: 0 means that the GPU can be used at once.
 
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
 """
@@ -80,7 +80,7 @@ def judge(
 ) -> list[HealthVerdict]:
     """Verdicts on each reading; none for readings that do not apply.
 
-    `busy`: the probes ran beside a training, on what it left of the CPU: a late probe may only have been starved.
+    `busy`: the probes ran beside a training, on the CPU time that it left: a late probe may only have been starved.
     """
     gpus = [result.reading for result in results if isinstance(result.reading, GpuReading)]
     copies = [
@@ -182,11 +182,11 @@ def _xid(xid: XidReading, gpus: Sequence[GpuReading]) -> list[tuple[str, Finding
     # Some lines have the PCI function too, `0000:3b:00.0`.
     gpu = next((gpu for gpu in gpus if gpu.bus and xid.bus.startswith(gpu.bus)), None)
     if gpu is None and any(each.only_ours for each in gpus):
-        return []  # a GPU of the node that is hidden from us
+        return []  # a GPU of the node that is hidden from this process
     meant = xids.meaning(xid.number)
     severity, action, note = meant.severity, meant.action, ""
     if gpu is not None and gpu.recovery == 0 and severity.failed and xid.number != xids.FALLEN_OFF:
-        # The driver asks for no recovery any more, for example after a reset; this is newer than the log line.
+        # The driver no longer asks for a recovery, for example after a reset; that is newer than the log line.
         severity, action, note = Severity.SUSPECT, Action.NONE, "; the driver asks for no recovery now"
     said = f": {xid.text}" if xid.text else ""
     evidence = f"Xid {xid.number} ({meant.name}) {xid.ago:.0f} s ago{said}{note}"

@@ -33,7 +33,7 @@ def load_rules(path: Path) -> list[LogRule]:
 
 
 def parse_rules(text: str, *, source: str = "--log-rules") -> list[LogRule]:
-    """As `load_rules`, from text. `source` names it in errors."""
+    """Read rules as `load_rules` does, from a text. `source` names the text in errors."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -142,7 +142,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class RuleNews:
-    """A worker has broken a rule, or keeps it again.
+    """A worker has broken a rule, or conforms to it again.
 
     `line`: the last match; `missing`: seconds without a match; `never`: no match since the worker got its rank.
     """
@@ -158,7 +158,7 @@ class RuleNews:
 @dataclass
 class _Count:
     first: Instant
-    """Time of the first match; before it, the time from which it is expected."""
+    """Time of the first match; until then, the time from which it is expected."""
     times: deque[Instant]
     """Times of the newest matches, as many as the rule needs."""
     broken: bool = False
@@ -172,7 +172,7 @@ class ActiveRules:
     _counts: dict[WorkerId, dict[str, _Count]] = field(default_factory=dict)
 
     def began(self, worker: WorkerId, now: Instant) -> None:
-        """The worker has its rank from now on, which starts the time of rules with `first_within`."""
+        """Note that the worker has its rank from now on, which starts the time of rules with `first_within`."""
         counts = self._counts.setdefault(worker, {})
         for rule in self.rules:
             if rule.at_least is not None and rule.first_within is not None:
@@ -194,7 +194,7 @@ class ActiveRules:
         return None
 
     def late(self, now: Instant) -> list[RuleNews]:
-        """Workers that have by now not printed the lines that a rule requires."""
+        """Report workers that have by now not printed the lines that a rule requires."""
         found = []
         for worker, counts in self._counts.items():
             for rule in self.rules:
@@ -207,7 +207,7 @@ class ActiveRules:
         return found
 
     def next_deadline(self) -> Instant | None:
-        """Latest time for a call of `late`."""
+        """Latest time for the next call of `late`; None if there is none."""
         return min(
             (
                 self._kept_until(rule, counts[rule.name])

@@ -24,7 +24,7 @@ from regrow.core.verdicts import Action, Severity
 from regrow.health.log_rules import ActiveRules, RuleNews
 
 LONGEST_SEARCH_S: Seconds = 0.1
-"""CPU time of this process; on a busy machine more wall time may pass."""
+"""Most CPU time for one search; on a busy machine more wall time may pass."""
 _NICE = 10
 _SHOWN = 200
 """Most characters of a line that are reported."""
@@ -32,7 +32,7 @@ _BLOCK = 1 << 16
 
 
 class SearchTooLong(Exception):
-    """A pattern has taken too long on a line."""
+    """A pattern took too long on a line."""
 
 
 class LogWatch:
@@ -50,7 +50,7 @@ class LogWatch:
 
     @property
     def next_deadline(self) -> Instant | None:
-        """Latest time for a call of `late`."""
+        """Latest time for the next call of `late`; None if there is none."""
         return self._active.next_deadline()
 
     def line(self, line: bytes, now: Instant) -> Iterator[LogSaid]:
@@ -125,7 +125,7 @@ def _search(pattern: "re.Pattern[str]", text: str) -> bool:
 
 
 def _shown(line: str) -> str:
-    """A line without control characters, which could move a terminal's cursor, and shortened."""
+    """The line, shortened and without control characters, which could move a terminal's cursor."""
     text = "".join(each if each.isprintable() else " " for each in line.strip())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -1,6 +1,6 @@
 """Runs the user's own check: an executable whose exit code and output give a verdict.
 
-Exit code 0: healthy; 1: unhealthy, `leave`. If it prints JSON, one object or a list of them, that counts instead:
+Exit code 0: healthy; 1: unhealthy, `leave`. If it prints JSON, one object or a list of them, the JSON counts instead:
 
     {"severity": "leave", "action": "reboot", "device": "ib0", "evidence": "link is down"}
 
@@ -27,7 +27,7 @@ _LONGEST = 300
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Output of a check."""
+    """One verdict in the output of a check."""
 
     severity: Severity
     action: Action = Action.NONE
@@ -36,7 +36,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Bad(Exception):
-    """The check itself failed."""
+    """The check itself has failed."""
 
 
 def run_check(path: str, node: NodeId, environ: Mapping[str, str], *, within: Seconds) -> list[HealthVerdict]:

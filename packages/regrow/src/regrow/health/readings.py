@@ -22,12 +22,12 @@ class GpuReading(msgspec.Struct, frozen=True, tag=True):
     memory_used: int | None = None
     recovery: int | None = None
     ecc_uncorrected: int | None = None
-    """Since the driver was loaded."""
+    """Number of uncorrectable errors since the driver was loaded."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     throttle: int | None = None
     temperature: int | None = None
-    """Degrees Celsius."""
+    """Temperature in degrees Celsius."""
     error: int | None = None
     said: str = ""
     """The text of `error`."""
@@ -107,14 +107,14 @@ class NetworkReading(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotApplicable(msgspec.Struct, frozen=True, tag=True):
-    """There is nothing to read, or it cannot be read from here."""
+    """There is nothing to read on this node, or it cannot be read from here."""
 
     reason: str
     device: str = ""
 
 
 class FailedHow(StrEnum):
-    """The way in which a probe failed to give a reading."""
+    """The way in which a probe failed."""
 
     HUNG = "hung"
     DIED = "died"
@@ -177,14 +177,14 @@ class ProbeOrder(msgspec.Struct, frozen=True):
 
 
 class ProbeAt(msgspec.Struct, frozen=True, tag=True):
-    """The probe starts with this device (empty: the node), which it should finish within its deadline."""
+    """The probe starts with this device (empty: the node), and should finish it within its deadline."""
 
     probe: str
     device: str = ""
 
 
 class Gave(msgspec.Struct, frozen=True, tag=True):
-    """The probe has a reading."""
+    """The probe has made a reading."""
 
     probe: str
     reading: Reading

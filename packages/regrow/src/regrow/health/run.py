@@ -35,7 +35,7 @@ from regrow.health.readings import (
 )
 
 START_S: Seconds = 20.0
-"""Time until the child's first message: an interpreter must start, perhaps on a busy machine."""
+"""Time limit for the child's first message: an interpreter must start, perhaps on a busy machine."""
 _END_S: Seconds = 1.0
 _MOST_BYTES = 4 << 20
 _LAST_BYTES = 600
@@ -52,13 +52,13 @@ class _Failure(Exception):
 
 
 class ProbeRunner:
-    """Runs probes.
+    """Runs probes in child processes.
 
     Args:
-        settings: of the probes.
+        settings: settings of the probes.
         environ: environment of the child.
         command: command line of the child; another one in tests.
-        deadlines: by probe, to override those of the table.
+        deadlines: deadlines by probe, in place of those of the table.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class _Round:
                 self.left, self.device, self.skip = self.left[1:], "", []
 
     started: Instant | None = None
-    """Time when the present probe started with the present device; None: no message of the child yet."""
+    """Time when the present probe started with the present device; None: no message has come from the child yet."""
 
     def limit(self, begun: Instant) -> Instant:
-        """Deadline of the next line."""
+        """Deadline of the child's next line."""
         return begun + START_S if self.started is None else self.started + self._deadlines[self.left[0]]
 
     def _with_last_words(self, detail: str, errors: IO[bytes]) -> str:
@@ -205,7 +205,7 @@ def _how_it_ended(child: subprocess.Popen[bytes]) -> str:
 def wait_unreaped(pid: int, within: Seconds) -> int | None:
     """The exit code of a child, or minus the signal that ended it; None if it has not ended in time.
 
-    It is not reaped: until then its pid and process group id cannot be reused, so the group can be killed safely.
+    The child is not reaped: until then its pid and process group id are not reused, so the group can be killed safely.
     """
     end = ChildEnd(pid)
     try:
@@ -219,7 +219,7 @@ def wait_unreaped(pid: int, within: Seconds) -> int | None:
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child and the process group that it leads. Does not wait long for one that hangs inside the kernel."""
+    """Kill a child and the process group that it leads. Does not wait long for a child that hangs inside the kernel."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -12,7 +12,7 @@ from regrow.core.verdicts import Action, Severity
 
 
 class XidMeaning(NamedTuple):
-    """Consequence of one Xid; `name`: a readable name."""
+    """Consequence of one Xid for its node; `name`: a readable name."""
 
     severity: Severity
     action: Action

@@ -7,7 +7,7 @@ _BLANK = 0x2800
 
 
 def draw_curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
-    """Draw `values` from left to right in `height` lines of `width` characters, scaled from least to largest.
+    """Draw `values` from left to right in `height` lines of `width` characters, scaled from the least to the largest.
 
     More values than dots are averaged evenly; fewer are stretched. Values that are not finite leave a gap.
     """
@@ -34,7 +34,7 @@ def _finite(value: float) -> bool:
 
 
 def _span(previous: int | None, y: int) -> range:
-    """The dots of one column, which connect it to the column before."""
+    """The dots of one column, at heights from `previous` to `y`, so that the curve has no gap."""
     if previous is None or abs(previous - y) <= 1:
         return range(y, y + 1)
     return range(y, previous) if y < previous else range(previous + 1, y + 1)

@@ -1,7 +1,7 @@
 """Accounting of a job's time: every rank-second has one of eleven uses, which add up to the total. Pure.
 
-A rank-second is one second of one rank, with or without a worker that fills it. Ranks that a fault has removed from the
-world count too until they are filled: they wait for capacity.
+A rank-second is one second of one rank, whether or not a worker has that rank. Ranks that a fault has removed from the
+world count until they are filled again: they wait for capacity.
 """
 
 from bisect import bisect_right
@@ -26,11 +26,11 @@ from regrow.core.records import (
 from regrow.observe.ledger import Ledger
 
 _WANTED = ("shrink", "preempt", "start")
-"""Changes after which the smaller world is the requested one."""
+"""Kinds of changes after which the smaller world is the requested one."""
 
 
 class Spent(StrEnum):
-    """Use of a rank-second."""
+    """Use of rank-seconds."""
 
     PRODUCTIVE = "productive"
     """Computing a step that was committed and not rolled back later."""
@@ -61,11 +61,11 @@ class IncidentCost:
     """Cost of one incident to all ranks.
 
     Attributes:
-        number: of the incident.
+        number: number of the incident.
         step: step in which it happened.
         kind: for example `exit`; costs are grouped by it.
-        cause: in words.
-        nodes: of the affected ranks; empty if unknown.
+        cause: the cause in words.
+        nodes: nodes of the affected ranks; empty if unknown.
         planned: True for a change of the world, False for a fault.
         rung: the recovery method; empty: not recovered yet.
         steps_lost: committed steps that were rolled back.
@@ -84,7 +84,7 @@ class IncidentCost:
 
     @property
     def rank_seconds(self) -> Seconds:
-        """Rank-seconds that it cost."""
+        """Rank-seconds that the incident cost."""
         return sum(self.spent.values())
 
 
@@ -93,10 +93,10 @@ class Account:
     """All rank-seconds of a job.
 
     Attributes:
-        wall: from the start of the job to its end, or to its newest record.
+        wall: time from the start of the job to its end, or to its newest record.
         total: rank-seconds of the world in its wanted size.
         spent: rank-seconds by their use; they add up to `total`.
-        incidents: cost of each, in order of time.
+        incidents: cost of each incident, in order of time.
     """
 
     wall: Seconds
@@ -120,11 +120,11 @@ class _Piece(NamedTuple):
     end: Instant
     spent: Spent
     incident: int = 0
-    """0: none."""
+    """Number of the incident to which the time belongs; 0: none."""
 
 
 class _Window(NamedTuple):
-    """An incident: its stages, and the time of its fault."""
+    """An incident with its stages and the time of its fault."""
 
     number: int
     planned: bool
@@ -238,7 +238,7 @@ class _RankTimes:
         """Pieces between two attempts that count: incidents, rolled-back attempts, and idle time.
 
         Args:
-            start, end: of the gap.
+            start, end: bounds of the time between the attempts.
             first: True if the rank has committed nothing before it.
             given_up: the rolled-back attempts of this rank, in order.
             cut: the longest duration of an attempt that a fault may have interrupted here, and its use.
@@ -276,14 +276,14 @@ class _RankTimes:
         yield _Piece(ordered, end, Spent.FIRST_STEP)
 
     def _fault_after(self, at: Instant) -> int:
-        """The incident for which a step committed at this time was rolled back."""
+        """Number of the incident for which a step committed at this time was rolled back."""
         faults = [window for window in self._windows if not window.planned]
         after = [window.number for window in faults if window.end > at]
         return after[0] if after else 0
 
 
 def _windows(ledger: Ledger, end: Instant) -> list[_Window]:
-    """All incidents in order of time, with stages without gaps."""
+    """All incidents in order of time; the stages of each have no gaps."""
     found = []
     for each in ledger.incidents:
         at = min(each.fault_at, each.opened_at)
@@ -300,7 +300,7 @@ def _windows(ledger: Ledger, end: Instant) -> list[_Window]:
 
 
 def _presence(ledger: Ledger, start: Instant, end: Instant) -> dict[Rank, list[tuple[Instant, Instant]]]:
-    """Times at which each rank was in the world. Before the first generation: all ranks of the job's start."""
+    """Times at which each rank was in the world. Before the first generation, all ranks of the job's start were."""
     present: dict[Rank, list[tuple[Instant, Instant]]] = defaultdict(list)
     for at, until, members in _worlds(ledger, start, end):
         for rank in members:

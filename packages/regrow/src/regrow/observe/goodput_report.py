@@ -15,7 +15,7 @@ _UNKNOWN = "not known"
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Cost of one incident, or of all incidents of one node or cause. `cost`: in the unit of the price."""
+    """Cost of one incident, or of all incidents with one node or cause. `cost`: in the unit of the price."""
 
     name: str
     incidents: int
@@ -56,7 +56,7 @@ def report(records: Sequence[Record], *, price: float = 0.0) -> GoodputReport:
 
     Args:
         records: all records, on one clock.
-        price: of a node per hour; divided among the node's ranks.
+        price: price of a node per hour; divided among the node's ranks.
     """
     ledger, found = Ledger(records), account(records)
     nodes = ledger.started.nodes if ledger.started is not None else 1
@@ -82,7 +82,7 @@ def report(records: Sequence[Record], *, price: float = 0.0) -> GoodputReport:
 
 
 def _grouped(incidents: Iterable[IncidentCost], key: Callable[[IncidentCost], str], rate: float) -> list[Lost]:
-    """Faults grouped by key, the most expensive first. Changes of the world are not faults."""
+    """Costs of faults grouped by `key`, the most expensive first. Changes of the world are left out."""
     groups: dict[str, list[IncidentCost]] = {}
     for each in incidents:
         if not each.planned:
@@ -130,7 +130,7 @@ def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
 
 
 def _table(head: str, rows: Sequence[Lost], priced: bool, words: Callable[[Lost], str] | None = None) -> list[str]:
-    """A table with a row for each; `words` describes rows of a single incident, without it incidents are counted."""
+    """A table with one line per row. `words` describes the incident of a row; without it, incidents are counted."""
     counted = "" if words else f"{'incidents':>10}"
     title = f"{head:<24}{counted}{'lost':>6}{'rank-seconds':>14}" + (f"{'cost':>14}" if priced else "")
     lines = [title]

@@ -46,12 +46,12 @@ class Ledger:
         self.corruptions: list[ReplicaCorrupted] = []
         self.divergences: list[ReplicasDiverged] = []
         self.proven: dict[Rank, ReplacementJudged] = {}
-        """The newest proof for each rank that a newcomer computes the same."""
+        """For each rank, the newest proof that a newcomer computes the same."""
         self.refuted: list[ReplacementJudged] = []
         self.commits: dict[StepNo, dict[Rank, StepCommitted]] = {}
-        """Step to rank to the commit that counts: the last one that the rank computed itself."""
+        """For each step and rank, the commit that counts: the last one that the rank computed itself."""
         self.history: dict[tuple[StepNo, Rank], list[StepCommitted]] = {}
-        """All commits of a step by a rank, oldest first; several if the step was adopted or redone."""
+        """For each step and rank, all commits, oldest first; several if the step was adopted or redone."""
         self._ranks: set[Rank] = set()
         for record in records:
             self.add(record)
@@ -116,7 +116,7 @@ class Ledger:
         return {(step, rank): c.metrics for step, ranks in self.commits.items() for rank, c in ranks.items()}
 
     def curve(self, metric: str = "loss") -> list[tuple[StepNo, float]]:
-        """(step, mean of `metric` over the ranks that committed it), in order of steps."""
+        """Pairs of a step and the mean of `metric` over the ranks that committed it, in order of steps."""
         points = []
         for step in sorted(self.commits):
             values = [c.metrics[metric] for c in self.commits[step].values() if metric in c.metrics]
@@ -126,11 +126,11 @@ class Ledger:
 
     @property
     def last_step(self) -> StepNo | None:
-        """The newest step that any rank committed."""
+        """The newest step that any rank has committed."""
         return max(self.commits, default=None)
 
     def world_commits(self, *, newest: int | None = None) -> list[tuple[StepNo, Instant]]:
-        """(step, time of its last commit) for each step that every rank committed; `newest`: at most this number."""
+        """The steps that every rank committed, each with the time of its last commit; `newest`: at most this number."""
         world = self.world
         steps = (step for step in sorted(self.commits, reverse=True) if len(self.commits[step]) == world > 0)
         found = [(step, max(c.at for c in self.commits[step].values())) for step in islice(steps, newest)]
@@ -145,7 +145,7 @@ class Ledger:
 
     @property
     def steps_redone(self) -> int:
-        """Number of repeated computations of committed steps; for each step, the maximum over the ranks."""
+        """Number of repeated computations of committed steps: of each step, the maximum over the ranks."""
         again: dict[StepNo, int] = {}
         for (step, _), history in self.history.items():
             computed = sum(not commit.adopted for commit in history)
@@ -216,13 +216,13 @@ class Ledger:
 
 
 def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_median: Seconds) -> Seconds | None:
-    """Cost of one kill, in seconds; None until the step that determines it is committed.
+    """Cost of one kill, in seconds; None until the step that determines the cost is committed.
 
-    It is the time from the kill until every rank has committed the step after the last committed one, minus a median
-    step.
+    The cost is the time from the kill until every rank has committed the step after the last committed one, minus a
+    median step.
 
     Args:
-        ledger: of the job; its generations may be regrow's or torchrun's restart count.
+        ledger: ledger of the job; its generations may be regrow's or torchrun's restart count.
         killed_at: time at which the signal was sent.
         ended: the generation that the kill ended. Its survivors may still commit after the kill, so the awaited step
             is the one after those commits.

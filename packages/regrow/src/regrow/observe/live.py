@@ -31,7 +31,7 @@ _COLOURS = {
 }
 _RANKS_WIDTH = 49
 _REST = 9.0
-"""Pause after a look at the records, as a multiple of the look's CPU time."""
+"""Pause after a look at the records, as a multiple of the CPU time of that look."""
 
 
 class View(Protocol):
@@ -57,7 +57,7 @@ def open_view(
     unit: str = "samples",
     per_step: int = 0,
 ) -> "LiveView | PlainView":
-    """A `LiveView` on a terminal; a `PlainView` elsewhere, or if `plain`. Arguments as of `LiveView`."""
+    """A `LiveView` on a terminal; a `PlainView` elsewhere, or if `plain`. Other arguments as for `LiveView`."""
     if plain or not console.is_terminal:
         return PlainView(console, until=until, unit=unit, per_step=per_step)
     return LiveView(console, title=title, until=until, unit=unit, per_step=per_step)
@@ -84,7 +84,7 @@ class PlainView:
     """Prints lines: each event as it happens, and the progress every few seconds.
 
     Args:
-        console: to print to.
+        console: console on which it prints.
         until: number of steps that the job will run, if known.
         unit, per_step: unit of the throughput, and units in a step of the whole world; 0: the ranks count them.
         every: seconds between two lines about progress.
@@ -305,7 +305,7 @@ def _open_cells(opened: IncidentOpened, now: Instant) -> list[str | Text]:
 
 
 def _what(which: Sequence[Rank], cause: str) -> Text:
-    """The cause, preceded by the ranks unless it names them itself."""
+    """The cause of an incident, preceded by the ranks unless the cause names them itself."""
     line = cause.partition("\n")[0]
     # As `Text`: in a string, rich would parse square brackets as markup.
     return Text(line if not which or line.startswith("rank") else f"{ranks(list(which))}: {line}")

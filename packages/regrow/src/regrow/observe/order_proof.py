@@ -25,8 +25,8 @@ def prove(runs: Sequence[RunRecords], *, against: Sequence[RunRecords] = ()) -> 
     """Check a chain of runs, each resumed from the one before it.
 
     Args:
-        runs: one, or several in the order in which they ran.
-        against: another such chain, whose steps must have read the same samples.
+        runs: one run, or several in the order in which they ran.
+        against: another chain of runs, whose steps must have read the same samples.
     """
     one = _Prover(runs)
     one.go()
@@ -42,7 +42,7 @@ def prove(runs: Sequence[RunRecords], *, against: Sequence[RunRecords] = ()) -> 
 class _Step:
     """The reads of a step, as far as the records show them.
 
-    `followed`: every share read the samples of the order.
+    `followed`: every share has read the samples that the order selects.
     """
 
     reads: StepReads
@@ -53,7 +53,7 @@ class _Step:
 
     @property
     def effective(self) -> OrderSpec | None:
-        """The order in a form that is equal for equal global batches, given per share or in all."""
+        """The order in a form that is equal for equal global batches, whether they are given per share or in total."""
         if self.order is None:
             return None
         batch = self.order.global_batch or self.order.batch_size * self.shares
@@ -77,7 +77,7 @@ class _Prover:
         self._former: _Step | None = None
 
     def go(self) -> None:
-        """Check everything. Call it once."""
+        """Check all steps. Call it once."""
         history, proof = self._history, self.proof
         proof.first, proof.steps, proof.unfinished = history.first, len(history.steps), history.unfinished
         if not history.steps:
@@ -111,7 +111,7 @@ class _Prover:
             self.determined[reads.step] = self._former = step
 
     def _look_for_ranks(self, reads: StepReads) -> None:
-        """Check that every rank of the world that determines this step has a record of it."""
+        """Check that every rank of the world that determines this step has a record of the step."""
         if not reads.counted:
             excuses = sorted({missing.excuse for missing in reads.missing})
             if "" in excuses or (not excuses and self._history.reported):
@@ -189,7 +189,7 @@ class _Prover:
         self.proof.agreed += equal > 0 and not different
 
     def _look_at_time_before(self, reads: StepReads, place: RunGeneration, commit: StepCommitted) -> None:
-        """Compare a commit that was rolled back with the order: it must have read the order's samples too."""
+        """Check that a commit that was rolled back has read the samples of the order too."""
         order = self._history.order_of(place, commit)
         if not _can_recompute(order):
             return
@@ -204,7 +204,7 @@ class _Prover:
     # --- its samples ----------------------------------------------------------------------------------------------
 
     def _order(self, reads: StepReads) -> OrderSpec | None:
-        """The order by which a step was read; several orders among its ranks are a finding."""
+        """The order by which a step was read; several orders among the step's ranks are a finding."""
         found: list[OrderSpec] = []
         for rank, commit in sorted(reads.counted.items()):
             order = self._history.order_of(reads.place, commit)
@@ -349,7 +349,7 @@ def _can_recompute(order: OrderSpec | None) -> TypeGuard[OrderSpec]:
 
 
 def _part(order: OrderSpec, whole: Sequence[Address], data: BatchRecord) -> list[Address]:
-    """The addresses of a global batch that a share reads."""
+    """The addresses in a global batch that one share reads."""
     return dealt(whole, data.share, data.shares, constant=order.global_batch > 0)
 
 
@@ -359,13 +359,13 @@ def _all(step: _Step) -> list[Address]:
 
 
 def _same_shares(one: StepCommitted, other: StepCommitted) -> list[tuple[BatchRecord, BatchRecord]]:
-    """Pairs of the reads of the same share in both commits."""
+    """Pairs of records for each share that was read in both commits."""
     theirs = {(data.share, data.shares): data for data in other.reads}
     return [(data, theirs[key]) for data in one.reads if (key := (data.share, data.shares)) in theirs]
 
 
 def _difference(one: BatchRecord, other: BatchRecord) -> str:
-    """The difference of two records of the same share; empty if there is none, or it is unknown."""
+    """The difference of two records of the same share; empty if there is none, or if it is unknown."""
     if one.samples and other.samples and one.samples != other.samples:
         return "samples"
     if one.digest and other.digest and one.digest != other.digest:

@@ -11,9 +11,9 @@ from regrow.core.records import Record, StepCommitted, WorkerSpawned
 from regrow.core.rotation import set_aside
 
 _ENOUGH = 1 << 16
-"""Bytes of a file that are read to determine its clock."""
+"""Number of bytes of a file that are read to determine its clock."""
 _SAME_CLOCK: Seconds = 5.0
-"""Smaller offsets count as the same clock, as agents write their lines some time after the commit."""
+"""Largest offset between equal clocks, since agents write their lines some time after the commit."""
 
 
 class _Stamp(msgspec.Struct):

@@ -213,7 +213,7 @@ def _draw_marks(panels: Sequence["Axes"], marks: Sequence[Mark], divisor: float)
 
 
 def _room_for(words: Sequence[str], places: Sequence[float]) -> list[tuple[float, int]]:
-    """(center, row) of each word above the panel, in the lower of two rows if it fits; empty if not all fit."""
+    """Center and row of each word above the panel, in the lower of two rows if it fits; empty if not all fit."""
     ends = [-1.0, -1.0]
     found = []
     for word, at in zip(words, places, strict=True):

@@ -50,7 +50,7 @@ class Mark:
     """An incident. `start`, `end`: on the x axis. `cause`: the incident's `kind` in the records, as `exit` or `hang`.
 
     `pause`: seconds from its start to the next step that every rank committed; None: it is not over.
-    `before`, `after`: number of replicas; both 0 if it did not change.
+    `before`, `after`: number of replicas; both 0 if that did not change.
     """
 
     kind: Kind
@@ -74,7 +74,7 @@ class Stairs:
 class Curve:
     """A metric: mean, least and largest finite value of each point's steps. `gaps`: x of steps without a finite value.
 
-    `each`: most steps per point. A point whose steps all have no finite value is NaN in all three lists.
+    `each`: most steps per point. A point for which no step has a finite value is NaN in all three lists.
     """
 
     x: list[float]
@@ -111,7 +111,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step that counts: it took from `begin` to `end` (seconds since the start)."""
+    """One step that counts: it lasted from `begin` to `end` (seconds since the start)."""
 
     number: StepNo
     generation: Generation
@@ -202,7 +202,7 @@ def _steps(all_reads: Sequence[StepReads], formed: dict[Generation, GenerationFo
 
 
 def _unit(records: Sequence[Record], formed: dict[Generation, GenerationFormed]) -> int | None:
-    """Ranks per replica; None if no change of the world shows it."""
+    """Number of ranks per replica; None if no change of the world shows it."""
     for change in records:
         if isinstance(change, WorldChanged) and change.generation in formed and change.after > 0:
             ranks = len(formed[change.generation].workers)
@@ -236,7 +236,7 @@ def _world(
 
 
 def _amounts(steps: Sequence[_Step]) -> tuple[str, list[float]]:
-    """(unit of throughput, amount in each step, summed over the ranks)."""
+    """Unit of the throughput, and the amount in each step, summed over the ranks."""
     tokens = [sum(_finite(line.metrics.get("tokens", 0.0)) for line in step.lines) for step in steps]
     if any(tokens):
         return "tokens", tokens
@@ -268,7 +268,7 @@ def _rate(steps: Sequence[_Step], amounts: Sequence[float], axis: Axis) -> Stair
 def _windows(
     places: Sequence[tuple[float, float]], generations: Sequence[Generation], least: float
 ) -> list[tuple[int, int]]:
-    """(first, last index) of each window, which is at least as wide as `least`, and within one generation.
+    """First and last index of each window, which is at least as wide as `least`, and within one generation.
 
     The rest at a generation's end joins the generation's last window; a generation too short for a window joins the one
     after it.

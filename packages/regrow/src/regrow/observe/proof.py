@@ -14,7 +14,7 @@ _SHOWN = 10
 
 
 class Verdict(StrEnum):
-    """Verdict of the records."""
+    """Verdict that the records support."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"

@@ -24,7 +24,7 @@ from regrow.core.records import (
 
 _FIRST = StepNo(0)
 _UNWRITTEN_S: Seconds = 5.0
-"""If a worker ended longer than this before its agent was lost, the agent had written all of its lines."""
+"""Time by which a worker must have ended before its agent was lost, so that the agent has written all its lines."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RunRecords:
 
 
 class RunGeneration(NamedTuple):
-    """A generation of one of the runs. Later ones compare greater."""
+    """A generation of one of the runs. Later generations compare greater."""
 
     run: int
     generation: Generation
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     first: StepNo
     end: StepNo | None
     workers: Mapping[Rank, WorkerId]
-    """Workers in it; empty if no record names them."""
+    """Workers by rank; empty if no record names them."""
 
 
 class Missing(NamedTuple):
@@ -71,7 +71,7 @@ class Missing(NamedTuple):
 class StepReads:
     """All lines about one step.
 
-    `counted`: rank to the line that counts. `earlier`: all other lines, oldest first, each with its place.
+    `counted`: by rank, the line that counts. `earlier`: all other lines, oldest first, each with its generation.
     """
 
     step: StepNo
@@ -209,12 +209,12 @@ class _Account:
 
     @property
     def end(self) -> str:
-        """Reason why the last steps may be missing."""
+        """Reason why the last steps may be missing, for people."""
         how = "goes on" if self._live else "had ended before" if self.code == 0 else "ended in it or before"
         return f"job {self._name} {how}"
 
     def starts(self) -> dict[Generation, StepNo]:
-        """The step at which each generation started; that of its first commit if its own record is missing."""
+        """Step at which each generation started; that of its first commit if the generation's own record is missing."""
         found = {generation: formed.step for generation, formed in self.formed.items()}
         for commit in self.commits:
             if not commit.adopted and commit.generation not in self.formed:
@@ -226,18 +226,18 @@ class _Account:
         return {} if formed is None else {Rank(int(rank)): worker for rank, worker in formed.workers.items()}
 
     def order_of(self, worker: WorkerId) -> OrderSpec | None:
-        """A worker's order; if its own line was lost, that of the others if all have the same."""
+        """A worker's order; if its own line was lost, the order of the others if they all have the same."""
         if worker in self._orders:
             return self._orders[worker]
         others = list(self._orders.values())
         return others[0] if others and all(order == others[0] for order in others) else None
 
     def excuse(self, worker: WorkerId, step: StepNo, generation: Generation) -> str:
-        """Reason why the line of a worker that took part in this step may be missing; empty: there is none."""
+        """Reason why the line of a worker that took part in this step may be missing; empty: there is no reason."""
         if step < self._since:
             return f"lines older than step {self._since} were dropped, as more of them are not kept"
         if self._newest.get(worker, (generation, StepNo(-1))) > (generation, step):
-            return ""  # an agent writes lines in order, and a later one exists
+            return ""  # an agent writes lines in order, and a later line exists
         home = self._homes.get(worker)
         if home is None:
             return ""

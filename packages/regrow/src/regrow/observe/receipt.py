@@ -14,7 +14,7 @@ from regrow.observe.story import seconds
 
 
 def differences(one: Ledger, other: Ledger) -> list[str]:
-    """Sentences about every committed number in which two jobs differ, in order of steps. Compares bit by bit."""
+    """A sentence about every committed number in which two jobs differ, in order of steps. Compares bit by bit."""
     mine, theirs = one.numbers, other.numbers
     found = []
     for step, rank in sorted(mine.keys() | theirs.keys()):

@@ -1,4 +1,4 @@
-"""Writes a job's records. This must never stop the job: a full disk loses records, not training."""
+"""Writes a job's records. Writing must never stop the job: a full disk loses records, not training."""
 
 import os
 import time
@@ -25,7 +25,7 @@ class EventWriter:
     Args:
         path: the file; opened by `with`, created if it is missing, readable by its owner only.
         complain: called with a sentence at the first record that cannot be written, and when writing works again.
-        limits: size of a full file, and number of full ones that are kept whole; None: from the environment.
+        limits: size of a full file, and number of full files that are kept whole; None: from the environment.
     """
 
     def __init__(self, path: Path, *, complain: Callable[[str], None], limits: RecordLimits | None = None) -> None:

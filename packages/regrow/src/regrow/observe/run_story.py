@@ -65,7 +65,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
 
 
 def _described(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
-    """The records of interest; an incident appears once: its end, or its start if it has not ended."""
+    """The records of interest; each incident appears once, by its end, or by its start if it has not ended."""
     for record in records:
         match record:
             case IncidentOpened() if record.incident in ledger.open_incidents:
@@ -81,7 +81,7 @@ def _described(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
 
 
 def places(generations: Iterable[GenerationFormed]) -> Place:
-    """A function that names a job's steps in text; with several trainings in the script, relative to theirs."""
+    """A function that names a job's steps in text; with several trainings in the script, relative to each training."""
     began = sorted({(each.began, each.training) for each in generations if each.training})
 
     def place(step: StepNo) -> str:

@@ -14,7 +14,7 @@ from regrow.data.order import DROP, KEEP, Address, steps_per_epoch
 
 
 class Complaint(NamedTuple):
-    """Samples that were read again, or not at all."""
+    """Samples that were wrongly read again, or not read at all."""
 
     cause: str
     text: str
@@ -28,7 +28,7 @@ class _Epoch:
         self._size = size
         self._bits = np.zeros(-(-size // 8), dtype=np.uint8)
         self.whole = whole
-        """True if its steps were counted from the beginning, so that unread samples are an error."""
+        """True if the epoch's steps were counted from the beginning, so that unread samples are an error."""
 
     def mark(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Mark distinct samples as read; returns those that had been read before."""
@@ -44,7 +44,7 @@ class _Epoch:
         return self._size - int(np.unpackbits(self._bits).sum())
 
     def first_left(self) -> int:
-        """The lowest sample that was not read."""
+        """The sample with the lowest index that was not read."""
         return int(np.flatnonzero(np.unpackbits(self._bits, bitorder="little")[: self._size] == 0)[0])
 
 
@@ -76,7 +76,7 @@ class SampleCounts:
         self.read = self.padding = self.dropped = self.epochs = 0
 
     def go_on(self, spec: OrderSpec, shares: int) -> None:
-        """Count under another order of the same sources from the next step on."""
+        """From the next step on, count under another order of the same sources."""
         self._spec = spec
         steps = steps_per_epoch(spec, shares)
         batch = spec.global_batch or spec.batch_size * shares
@@ -102,7 +102,7 @@ class SampleCounts:
         return found
 
     def end(self) -> list[Complaint]:
-        """Count the epochs that are complete after the last step; nothing is known about the others."""
+        """Count the epochs that are complete after the last step; other epochs are left open."""
         found: list[Complaint] = []
         for source, epochs in enumerate(self._open):
             for number, epoch in list(epochs.items()):
@@ -155,7 +155,7 @@ class SampleCounts:
 
 
 def _by_epoch(addresses: Sequence[Address]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """(epoch, source, indices of the samples) for each epoch of each source."""
+    """For each epoch of each source: the epoch, the source, and the indices of its samples."""
     epochs = np.fromiter((epoch for epoch, _ in addresses), dtype=np.int64, count=len(addresses))
     rows = [index if isinstance(index, tuple) else (0, index) for _, index in addresses]
     sources, indices = np.array(rows, dtype=np.int64).reshape(-1, 2).T

@@ -34,7 +34,7 @@ class WorkerState(StrEnum):
 
 @dataclass(slots=True)
 class WorkerSeen:
-    """Everything that the records contain about one worker."""
+    """All that the records contain about one worker."""
 
     worker: WorkerId
     role: str
@@ -93,7 +93,7 @@ class Scene:
 
     @property
     def standbys(self) -> list[WorkerSeen]:
-        """The running workers without a rank, except one that only makes a proof."""
+        """The running workers without a rank, except a worker that was made only for a proof."""
         placed = {worker.worker for worker in self.places.values()}
         others = (worker for worker in self.workers.values() if worker.role != Role.PROVER)
         return [worker for worker in others if worker.worker not in placed]
@@ -117,7 +117,7 @@ class Scene:
         return max(0.0, (ended.at if ended is not None else now) - started.at)
 
     def steps_per_second(self, *, over: int = 20) -> float | None:
-        """Steps per second of the whole world over its last `over` steps; None before the second one."""
+        """Steps per second of the whole world over its last `over` steps; None before the second step."""
         times = self.ledger.world_commits(newest=over + 1)
         if len(times) < 2 or times[-1][1] <= times[0][1]:
             return None

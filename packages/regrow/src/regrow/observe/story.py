@@ -24,7 +24,7 @@ _MOST_NAMES = 4
 
 
 def describe(record: Record) -> str | None:
-    """One line about a record; None for records that only contribute to figures."""
+    """Describe a record in one line; None for records that only contribute to figures."""
     match record:
         case JobStarted():
             standbys = f", {count(record.standbys, 'standby')}" if record.standbys else ""
@@ -82,7 +82,7 @@ _RUNGS = {
 
 
 def mended(incident: IncidentClosed) -> str:
-    """One sentence about the end of an incident, for people who watch the job."""
+    """Describe the end of an incident in one sentence, for people who watch the job."""
     pause = f"pause {seconds(incident.total)}"
     if not incident.faults:
         if incident.before and incident.before != incident.after:
@@ -114,7 +114,7 @@ def not_kept(incidents: Iterable[IncidentClosed]) -> str:
 
 
 def _causes(incident: IncidentClosed) -> str:
-    """The cause, and the number of faults if others happened before the first was mended."""
+    """The cause of an incident, and the number of faults if others happened before the first was recovered."""
     cause = first_line(incident.cause)
     if incident.faults == 1:
         return cause

@@ -15,11 +15,11 @@ from regrow.core.rotation import set_aside
 from regrow.observe.reads import RunRecords
 
 _DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
-"""Not strict, as a loss of NaN is written as text."""
+"""Decoder of lines; not strict, because a loss of NaN is written as text."""
 
 
 class _Reached(NamedTuple):
-    """The position up to which a file was read: number of the part, its inode, and byte offset in it."""
+    """Position up to which a file was read: number of the part, its inode, and byte offset in it."""
 
     part: int = 0
     inode: int = 0
@@ -87,7 +87,7 @@ class RecordTail:
 
 
 def _parts(path: Path, reached: _Reached, stack: contextlib.ExitStack) -> Iterator[tuple[int, Path, BinaryIO]]:
-    """All parts of a file, opened, oldest first, then the file itself with the number of its future part."""
+    """All parts of a file, opened, oldest first, then the file itself with the number that its part will get."""
     while True:
         itself = _open(path, stack)
         if itself is not None and os.fstat(itself.fileno()).st_ino == reached.inode:
@@ -97,7 +97,7 @@ def _parts(path: Path, reached: _Reached, stack: contextlib.ExitStack) -> Iterat
         newest = _open(parts[-1].path, stack) if parts else None
         if itself is None or newest is None or not os.path.sameopenfile(itself.fileno(), newest.fileno()):
             break
-        # It was rotated between the two calls: a new file is, or will be, in its place.
+        # The file was rotated between the two calls: a new file is, or will be, in its place.
     for part in parts:
         stream = _open(part.path, stack)
         if stream is not None:

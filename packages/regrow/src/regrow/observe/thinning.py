@@ -1,4 +1,4 @@
-"""Thins old events: incidents stay, and changes of the world and its nodes.
+"""Thins old events: keeps incidents, and changes of the world and its nodes.
 
 Lines about single workers, copies and checkpoints, and outdated memberships are dropped: they are nearly all of the
 lines of a long job.
@@ -32,18 +32,18 @@ _SPAWNED = msgspec.json.Decoder(WorkerSpawned)
 
 
 def _begins(kind: type) -> bytes:
-    """The beginning of a line with a record of this type."""
+    """Beginning of a line that has a record of this type."""
     return f'{{"type":"{kind.__name__}",'.encode()
 
 
 def thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """The lines that stay, including the newest membership and the nodes of its workers."""
+    """The lines to keep, including the newest membership and the nodes of its workers."""
     generations = [at for at, line in enumerate(lines) if line.startswith(_begins(GenerationFormed))]
     newest = generations[-1] if generations else -1
     members: set[WorkerId] = set()
     with contextlib.suppress(
         msgspec.MsgspecError, UnicodeDecodeError
-    ):  # a line of another version: its workers are unknown
+    ):  # a line of another version, whose workers are unknown
         members = set(_FORMED.decode(lines[newest]).workers.values()) if generations else members
     dropped = tuple(_begins(kind) for kind in _DROPPED)
     for at, line in enumerate(lines):

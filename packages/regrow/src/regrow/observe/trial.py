@@ -1,4 +1,4 @@
-"""Results of a trial: judges each kill in a run by the same run undisturbed. Pure, except for making tables.
+"""Results of a trial: judges each kill in a run by comparison with the same run undisturbed. Pure, except for tables.
 
 A run has many kills, one every few steps. Each step records the digest of the state with which it began, so the first
 step that differs shows which kill changed something.
@@ -112,12 +112,12 @@ def _same(a: float | None, b: float | None) -> bool:
 def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, output: str = "") -> list[Result]:
     """Judge each kill of a run, in order of steps.
 
-    The last kill before the first difference is blamed for it, and the last one of all for a job that failed. Kills
+    The last kill before the first difference is blamed for it, and the last kill of all for a job that failed. Kills
     planned after the blamed one count as untried, even if they happened. A difference is reported with the run's own
     finding about it: the collective, the object or the variable that differs in a newcomer.
 
     Args:
-        kills: of the run, as planned.
+        kills: the kills of the run, as planned.
         struck: ledger of the run with kills.
         alone: ledger of the undisturbed run.
         code: exit code of the run with kills.

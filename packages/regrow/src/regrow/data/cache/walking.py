@@ -152,7 +152,7 @@ class Walk:
     # --- code ----------------------------------------------------------------------------------------------------
 
     def _callable(self, value: Any) -> Digest | None:
-        """Digest of the code that a call of `value` runs; None if that is the `__call__` of its class, digested with it."""
+        """Digest of the code that a call of `value` runs; None if that is its class's `__call__`, digested with it."""
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.CodeType):

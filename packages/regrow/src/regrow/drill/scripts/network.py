@@ -26,7 +26,7 @@ SECONDS = 0.6
 CONNECT_S, PATIENCE_S = 5.0, 20.0
 CHUNK = 1 << 20
 MOST = 8
-"""Most addresses that are measured; one that does not answer takes `CONNECT_S`."""
+"""Most addresses that are measured; an address that does not answer takes `CONNECT_S`."""
 MESSAGE_BYTES = 4096
 """Size of the message with addresses, ports and the token."""
 
@@ -89,7 +89,7 @@ class Receiver:
 
 
 def send(place: tuple[str, int], token: bytes, received: list[int], errors: list[str]) -> None:
-    """Send one flow for `SECONDS`; appends the bytes that were received, or an error."""
+    """Send one flow for `SECONDS`; appends the number of bytes received to `received`, or an error to `errors`."""
     chunk = bytes(CHUNK)
     try:
         with socket.create_connection(place, timeout=CONNECT_S) as connection:

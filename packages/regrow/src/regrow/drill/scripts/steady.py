@@ -24,13 +24,13 @@ def device() -> torch.device:
 
 
 def drain() -> None:
-    """Wait for the device."""
+    """Wait for the device to finish its work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 class Blocks:
-    """Blocks of steps, each on request. `block`: steps per block; `drain`: waits for the device."""
+    """Blocks of steps, each on request. `block`: number of steps in a block; `drain`: waits for the device."""
 
     def __init__(self, asks: str, answers: str, *, block: int = BLOCK, drain: Callable[[], object] = drain) -> None:
         self._asks, self._answers = open(asks), open(answers, "w")  # noqa: SIM115 - open as long as the process
@@ -38,14 +38,14 @@ class Blocks:
         self._count, self._began = 0, 0.0
 
     def before(self) -> None:
-        """A step begins: at the beginning of a block, wait for a request."""
+        """Called before a step: at the beginning of a block, wait for a request."""
         if self._count % self._block == 0:
             self._asks.readline()
             self._drain()
             self._began = time.perf_counter()
 
     def after(self) -> None:
-        """A step has ended: at the end of a block, answer with its milliseconds per step."""
+        """Called after a step: at the end of a block, answer with its milliseconds per step."""
         self._count += 1
         if self._count % self._block == 0:
             self._drain()
@@ -66,7 +66,7 @@ class SteadyTraining:
         self.batch = torch.randn(256, width)
 
     def step(self) -> Tensor:
-        """One update."""
+        """Train one step, with one update."""
         loss: Tensor = self.model(self.batch.to(self._device)).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()

@@ -46,7 +46,7 @@ def build(mode: str, device: torch.device) -> nn.Module:
         nn.Linear(WIDTH, 99), nn.GELU(), nn.Dropout(0.1), nn.Linear(99, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1)
     ).to(device)
     if mode == "ddp":
-        return DistributedDataParallel(model, bucket_cap_mb=0.01)  # several reductions a step
+        return DistributedDataParallel(model, bucket_cap_mb=0.01)  # makes several reductions in a step
     shape = (torch.distributed.get_world_size() // SHARDS, SHARDS)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
     for layer in model:
@@ -66,7 +66,7 @@ def wait_for(path: Path) -> None:
 
 
 def main() -> None:
-    """Train."""
+    """Train the model as the arguments say."""
     args = parser.parse_args()
     session = regrow.init(seed=7)
     device = place(session.local_rank)

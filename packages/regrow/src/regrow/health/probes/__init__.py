@@ -10,7 +10,7 @@ from regrow.core.ids import Seconds
 
 
 class Probe(NamedTuple):
-    """One probe. `deadline`: per device. `quick`: needs no context on an accelerator, and well under a second."""
+    """One probe. `deadline`: per device. `quick`: it needs no context on an accelerator, and well under a second."""
 
     module: str
     deadline: Seconds
@@ -27,6 +27,6 @@ PROBES: dict[str, Probe] = {
     "network": Probe("network", 5.0),
     "accelerator": Probe("accelerator", 60.0, quick=False),
 }
-"""By the name that is the `source` of verdicts; in the order in which they run. `module` has a function `read`."""
+"""Probes in the order in which they run, by the `source` of their verdicts. `module` has a function `read`."""
 
 QUICK = [name for name, probe in PROBES.items() if probe.quick]

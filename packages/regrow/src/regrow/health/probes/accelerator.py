@@ -28,7 +28,7 @@ _PATTERN_BYTES = 64 << 20
 _COPY_BYTES = 256 << 20
 _COPIES = 10
 _TILES = 8
-"""Copies of the factors side by side, so that all parts of a large chip have work."""
+"""Number of copies of the factors side by side, so that all parts of a large chip have work."""
 _PRODUCTS = 8
 
 

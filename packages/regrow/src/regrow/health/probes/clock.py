@@ -1,4 +1,4 @@
-"""Difference between this node's wall clock and the coordinator's."""
+"""Reads the difference between this node's wall clock and the coordinator's."""
 
 import json
 import time
@@ -15,7 +15,7 @@ _TIMEOUT_S: Seconds = 2.0
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """The reading of the shortest of a few round trips, which is the most exact."""
+    """Yield the reading of the shortest of a few round trips, which is the most exact one."""
     if not settings.clock:
         yield NotApplicable("there is no job, so no coordinator, to compare with")
         return

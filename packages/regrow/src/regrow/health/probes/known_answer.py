@@ -31,7 +31,7 @@ def product(left: Matrix, right: Matrix) -> Matrix:
 
 
 def differences(got: Matrix, want: Matrix) -> tuple[int, str]:
-    """(number of wrong elements, description of the first)."""
+    """Number of wrong elements, and a description of the first."""
     wrong = np.argwhere(~(got == want))
     if len(wrong) == 0:
         return 0, ""

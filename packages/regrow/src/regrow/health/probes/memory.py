@@ -1,4 +1,4 @@
-"""Speed of the node's memory, measured on one core, beside other work."""
+"""Measures the speed of the node's memory on one core, beside other work."""
 
 import time
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ _ROUNDS = 3
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """The best of a few copies, as other work only makes a copy slower."""
+    """Yield the best of a few copies, since other work only makes a copy slower."""
     yield ProbeAt("memory-bandwidth", "cpu")
     source = np.ones(_BYTES, dtype=np.uint8)
     target = np.empty_like(source)
-    np.copyto(target, source)  # allocates the pages
+    np.copyto(target, source)  # this write makes the kernel allocate the pages
     best = float("inf")
     for _ in range(_ROUNDS):
         start = time.perf_counter()

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """One reading of each usable GPU."""
+    """Yield one reading of each usable GPU."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -32,7 +32,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def _without_driver(nvml: Any, error: Any) -> Iterator[Reading]:
-    """Not applicable without the library, the driver or the permission; any other error is a reading."""
+    """Readings without a usable driver: not applicable if the library, the driver or the permission is missing."""
     absent = (
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -105,7 +105,7 @@ def _gpu(nvml: Any, handle: Any, device: str, uuid: str, *, only_ours: bool) -> 
 
 
 def _recovery(nvml: Any, ask: "_Asker", handle: Any) -> int | None:
-    """`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`; drivers before R565 and bindings before 12.565 do not have it."""
+    """`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`; None before driver R565 and binding 12.565, which do not have it."""
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:
         return None
@@ -116,7 +116,7 @@ def _recovery(nvml: Any, ask: "_Asker", handle: Any) -> int | None:
 
 
 class _Asker:
-    """Makes a query that a GPU may not support: returns None then. Keeps an error that means the GPU is lost."""
+    """Makes queries that a GPU may not support, for which it returns None. Keeps an error that means a lost GPU."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

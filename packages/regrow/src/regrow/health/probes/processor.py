@@ -1,4 +1,4 @@
-"""Computes a product with a known answer on each usable CPU core, as silent errors affect single cores.
+"""Computes a product with a known answer on each usable CPU core, because silent errors affect single cores.
 
 P. H. Hochschild et al., Cores that don't count, HotOS 2021, https://doi.org/10.1145/3458336.3465297
 """
@@ -14,11 +14,11 @@ from regrow.health.probes import known_answer
 from regrow.health.readings import ProbeAt, ProbeSettings, ProductReading, Reading
 
 _BUDGET_S: Seconds = 0.3
-"""Cores not reached in this time are left for a later examination, which starts at another core."""
+"""Time after which the remaining cores are left for a later examination, which starts at another core."""
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """One reading for all cores."""
+    """Yield one reading for all cores."""
     yield ProbeAt("processor", "cpu")
     left, right = known_answer.factors(known_answer.BOUNDS["float32"], seed=0)
     want = known_answer.product(left, right)

@@ -17,7 +17,7 @@ from regrow.observe.tail import RecordTail
 _BATCH = 500
 _TRACES = "/v1/traces"
 _TIMEOUT: Seconds = 10.0
-"""For one batch, including retries."""
+"""Time limit for sending one batch, including retries."""
 _LOOK_S: Seconds = 0.5
 _AGAIN_S: Seconds = 5.0
 
@@ -38,7 +38,7 @@ class OtlpSender:
     """Sends OTLP over HTTP, in protobuf. OpenTelemetry reads headers and certificates from `OTEL_EXPORTER_OTLP_*`.
 
     Args:
-        address: of a collector, `http://HOST:4318`, or the full URL for traces.
+        address: address of a collector, `http://HOST:4318`, or the full URL for traces.
 
     Raises:
         UsageError: the address is invalid, or OpenTelemetry is not installed.
@@ -101,7 +101,7 @@ def follow_spans(
 ) -> int:
     """Send each incident of a job as soon as it is over, until `running()` is false; returns the number of spans sent.
 
-    Spans that are not accepted are kept and sent later; if that fails at the end, it raises `SpansRefused`.
+    Spans that are not accepted are kept and sent later; if that fails at the end, `SpansRefused` is raised.
 
     Args:
         job_dir: the job's folder.
@@ -115,7 +115,7 @@ def follow_spans(
     kept: list[IncidentSpan] = []
     sent, refused = 0, False
     while True:
-        live = running()  # first, so that the last records are read after the job's end
+        live = running()  # called first, so that the last records are read after the job's end
         offset = wall_offset(events) if spans is None else None
         if offset is not None:
             spans = IncidentSpans(job_dir.name, offset=offset)

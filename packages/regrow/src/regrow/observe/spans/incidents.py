@@ -14,14 +14,14 @@ from regrow.observe.story import first_line
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 ROOT = "incident"
 _BEFORE: Seconds = 1.0
-"""A worker's end may be recorded this long before the fault of its incident."""
+"""Time before an incident's fault in which the recorded end of a worker still belongs to the incident."""
 _MOST_GONE = 1000
 
 Attribute = str | int | float | bool | Sequence[int]
 
 
 class SpanEvent(NamedTuple):
-    """Something that happened in a span. `at`: nanoseconds since the epoch."""
+    """An event in a span. `at`: nanoseconds since the epoch."""
 
     at: int
     name: str

@@ -1,4 +1,4 @@
-"""Actions of the live page on a job, for holders of the job's token; without the token it is read-only.
+"""Actions of the live page on a job, for holders of the job's token; without the token the page is read-only.
 
 The requests are the same as those of `regrow drain`, `scale` and `kill`; the coordinator's own handlers answer them.
 """
@@ -29,7 +29,7 @@ class PageActions:
     act; `Origin` is checked all the same. The token is not part of any URL, and requests are not logged.
 
     Args:
-        token: the job's.
+        token: the job's token.
         handlers: the coordinator's handlers, by the names of the actions.
     """
 

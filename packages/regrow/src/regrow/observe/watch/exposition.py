@@ -13,7 +13,7 @@ def exposition(job: Present, *, offset: Seconds, refused: Mapping[str, int]) -> 
     """The text for a scrape.
 
     Args:
-        job: its state, after `fold`.
+        job: the job's state, after `fold`.
         offset: wall clock minus the clock of the job's records, in seconds.
         refused: number of refused connections, by endpoint.
     """

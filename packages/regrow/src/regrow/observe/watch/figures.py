@@ -1,4 +1,4 @@
-"""Progress of a job, and its bad nodes: `GET /figures` of its coordinator, with the job's token."""
+"""Serves the progress of a job, and its bad nodes: `GET /figures` of its coordinator, with the job's token."""
 
 from aiohttp import web
 
@@ -43,7 +43,7 @@ class FiguresApi:
         return JobFigures(known.step, known.kinds.total(), known.goodput, list(self._suspects.values()))
 
     def routes(self) -> list[web.RouteDef]:
-        """Routes for the coordinator."""
+        """Routes to add to the coordinator's server."""
         return [web.get("/figures", self._serve)]
 
     async def _serve(self, request: web.Request) -> web.Response:

@@ -7,7 +7,7 @@ from regrow.observe.story import first_line
 from regrow.observe.watch.present import STAGES, Present
 
 _LONGEST = 200
-"""Most characters of a cause."""
+"""Most characters of a cause that are shown."""
 
 
 class IncidentShown(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class WatchSnapshot(msgspec.Struct, frozen=True):
     home: list[int]
     nodes: list[str]
     points: list[tuple[Seconds, int, int, float | None, float | None]]
-    """(seconds since the start, steps, ranks, steps per second, loss)."""
+    """Points of the curves: (seconds since the start, steps, ranks, steps per second, loss)."""
     incidents: list[IncidentShown]
     stage_names: list[str]
 

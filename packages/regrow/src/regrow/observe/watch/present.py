@@ -30,13 +30,13 @@ from regrow.core.records import (
 from regrow.core.verdicts import Severity
 
 MOST_METRICS = 20
-"""Most names of logged numbers; further ones are left out."""
+"""Most names of logged numbers that are kept; further ones are left out."""
 MOST_INCIDENTS = 200
 MOST_POINTS = 600
 MOST_SUSPECTS = 1024
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 STATES = ("starting", "training", "mending", "lost", "done")
-"""States of ranks."""
+"""The states that a rank may have."""
 TIMED = ("productive", "data_wait", "checkpoint")
 _PENDING: Seconds = 60.0
 """Most time of one rank that is carried from one `fold` to the next."""
@@ -102,7 +102,7 @@ class Present:
     """Number of opened incidents of each kind."""
     stage_seconds: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     suspects: dict[tuple[str, NodeId, str], Instant] = field(default_factory=dict)
-    """Times of verdicts on devices from their work, by source, node and device."""
+    """Times of verdicts on devices from the training itself, by source, node and device."""
     steps_lost: int = 0
     checkpoint_at: Instant | None = None
     spent: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys((*TIMED, "other"), 0.0))
@@ -112,7 +112,7 @@ class Present:
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over the ranks of the numbers that they logged for their newest steps."""
     summed: dict[str, float] = field(default_factory=dict)
-    """The means times the world size, for example tokens or samples per step."""
+    """The means in `metrics` times the world size, for example tokens or samples per step."""
 
     def __post_init__(self) -> None:
         """Initialize the private state."""
@@ -264,7 +264,7 @@ class Present:
             self.summed = {name: mean * len(self.ranks) for name, mean in self.metrics.items()}
 
     def _share_out(self, total: Seconds) -> None:
-        """Divide `total` passed rank-seconds into the times of commits, as far as they fit, and the rest."""
+        """Divide `total` rank-seconds that have passed into the times of commits, as far as they fit, and the rest."""
         left = total
         for name in TIMED:
             took = min(left, self._pending[name])

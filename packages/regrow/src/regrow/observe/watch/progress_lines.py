@@ -24,7 +24,7 @@ class ProgressLines:
     def __init__(self, say: Callable[[str], None], *, repeats: bool, clock: Clock | None = None) -> None:
         self._say, self._repeats = say, repeats
         self.replaceable: Callable[[], str] = str
-        """Returns a sentence about the proofs of newcomers; empty: none are made."""
+        """Returns a sentence about the proofs of newcomers; empty: there are no proofs."""
         self._clock = clock or MonotonicClock()
         self._present = Present()
         self._next: Instant | None = None

@@ -1,6 +1,6 @@
 """Serves a job's metrics and its live page, read-only without the job's token. Its failures never end the job.
 
-It runs in the coordinator's event loop, so its calls are short and its memory is bounded: readers share one tick, and a
+It runs in the coordinator's event loop, so its calls are short and its memory is limited: readers share one tick, and a
 slow reader misses ticks and is then disconnected.
 """
 
@@ -30,13 +30,13 @@ from regrow.observe.watch.frames import snapshot, tick
 from regrow.observe.watch.present import Present
 
 EVERY: Seconds = 0.5
-"""Time between two ticks."""
+"""Regular time between two ticks."""
 _LEAST: Seconds = 0.1
-"""Time between two ticks after an event."""
+"""Least time between two ticks after an event."""
 MOST_READERS = 32
 """Most pages that are open at once."""
 _PATIENCE: Seconds = 10.0
-"""Time until a reader that accepts no data is disconnected."""
+"""Time after which a reader that accepts no data is disconnected."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -50,7 +50,7 @@ class WatchSite:
     If it cannot listen, it prints a warning and serves nothing.
 
     Args:
-        host, port: to listen on; port 0: any free port. Reading needs no secret.
+        host, port: address to listen on; port 0: any free port. Reading needs no secret.
         say: prints a sentence.
         actions: actions for holders of the job's token; None: none.
         every: seconds between two ticks.
@@ -69,7 +69,7 @@ class WatchSite:
     ) -> None:
         self.present = Present()
         self.port = 0
-        """Port on which it listens; 0: none."""
+        """Port on which the site listens; 0: none."""
         self.readers = 0
         """Number of open pages."""
         self._host, self._asked = host, port
@@ -124,7 +124,7 @@ class WatchSite:
 
     @property
     def address(self) -> str:
-        """URL of the page; empty if it does not listen."""
+        """URL of the page; empty if the site does not listen."""
         return f"{tls.url(address_of(self._host, self.port))}/" if self.port else ""
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
