@@ -2,7 +2,7 @@
 
 Ranks are numbered replica by replica: `rank // unit` is the replica, `rank % unit` the place in it. A group of the same
 places of all replicas follows the world; a group inside a single replica stays with it. While there is only one replica
-the ranks do not show which of the two a group is: then the caller must know.
+the ranks do not show which of these two kinds a group is: then the caller must know.
 """
 
 from collections.abc import Sequence

@@ -53,10 +53,10 @@ class Links:
 
     Args:
         store: the generation's store, in which the peers publish their addresses.
-        name: name of the group there; the same on all ranks.
+        name: name of the group in the store; the same on all ranks.
         rank: this worker's rank in the group.
-        size: ranks in the group.
-        ranks: the group's ranks in the world: each publishes its address with its own agent. Empty: anywhere.
+        size: number of ranks in the group.
+        ranks: the group's ranks in the world: each publishes its address with its own agent. Empty: with any agent.
     """
 
     store: Store

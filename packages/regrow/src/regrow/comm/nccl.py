@@ -116,11 +116,11 @@ class CheckedGroup(Protocol):
 
     @property
     def aborting(self) -> bool:
-        """True if it was aborted."""
+        """True if the communicator was aborted."""
         ...
 
     def error(self) -> str:
-        """Its error; empty if there is none."""
+        """The communicator's error; empty if there is none."""
         ...
 
 
@@ -334,7 +334,7 @@ def serves(device: torch.device) -> bool:
 
 
 def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
-    """Raise `CollectiveMisuse` if a graph records this call: no abort ends a replay, and no halt sees it.
+    """Raise `CollectiveMisuse` if a graph records this call, since no abort ends a replay, and no halt sees it.
 
     Source: https://github.com/pytorch/pytorch/issues/115388
     """

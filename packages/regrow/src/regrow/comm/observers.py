@@ -35,22 +35,22 @@ class CountedGroup(Protocol):
 
 
 class CallObserver:
-    """Is notified of a worker's collectives, from any thread. An error that it raises refuses the call.
+    """Gets notified of a worker's collectives, from any thread. An error that it raises refuses the call.
 
     Observers derive from this class and override the methods that they need; the others are never called.
     """
 
     in_hooks = False
-    """True if it is also notified of collectives in hooks, which run beside the script's steps."""
+    """True if the observer is also notified of collectives in hooks, which run beside the script's steps."""
 
     def called(self, name: str, size: int) -> None:
-        """The script calls a collective of `size` ranks, wherever it is answered."""
+        """Called when the script calls a collective of `size` ranks, wherever it will be answered."""
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """A collective is about to be sent to the peers, with this rank's input."""
+        """Called when a collective is about to be sent to the peers, with this rank's input."""
 
     def answered(self, name: str) -> None:
-        """The call has returned; on a device the collective may still run."""
+        """Called when the call has returned; on a device the collective may still run."""
 
 
 class Moments(NamedTuple):

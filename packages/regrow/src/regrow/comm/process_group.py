@@ -1,4 +1,4 @@
-"""A process group of the script, as `torch.distributed` and DDP hold it."""
+"""A process group of the script, as `torch.distributed` and DDP use it."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -39,7 +39,7 @@ class EnvRendezvous:
         """Stores that must stay alive here, because torch keeps only the C++ half of a store."""
 
     def __call__(self, url: str, timeout: timedelta = default_pg_timeout, **options: Any) -> Meeting:
-        """The store, this process's rank and the world's size, as torch's own handler yields them."""
+        """Yield the store, this process's rank and the world's size, as torch's own handler does."""
         env = self._worker()
         if env is None or meeting_place() != self._place:
             yield from self._torchs(url, timeout=timeout, **options)

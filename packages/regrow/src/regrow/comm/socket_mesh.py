@@ -193,7 +193,7 @@ class SocketMesh:
             del awaited[peer]
 
     def _socks(self, peers: AbstractSet[int], channel: int, until: float) -> Socks:
-        """The connections to these peers; missing ones are made."""
+        """The connections to these peers; missing connections are made first."""
         made = self._links.made
         try:
             return {peer: made[peer, channel] for peer in peers}

@@ -314,7 +314,7 @@ class AgentStore(Store):
         self._ask(StoreWait(names, limit), limit)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Write `desired` if the value is `expected`, or if there is none and `expected` is empty.
+        """Write `desired` if the value is `expected`, or if there is no value and `expected` is empty.
 
         Returns the value after that; `expected` if there is none.
         """
@@ -350,7 +350,7 @@ class AgentStore(Store):
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take a queue's first value, waiting for one up to the store's timeout.
 
-        Raises `DistStoreError`; `QueueEmptyError` if it does not wait.
+        Raises `DistStoreError`; with `block=False`, `QueueEmptyError` for an empty queue.
         """
         limit = self._limit() if block else 0.0
         try:
@@ -371,7 +371,7 @@ class AgentStore(Store):
         return True
 
     def clone(self) -> Any:
-        """The same store, which threads may share."""
+        """This same store, since threads may share it."""
         return self
 
     # The names under which C++ looks up these two methods.

@@ -26,7 +26,7 @@ class Transport(Protocol):
     """Runs the collectives of one group in one generation."""
 
     def form(self, deadline: Seconds) -> None:
-        """Connect to all peers. Raises `GenerationHalted` when halted meanwhile, `DeadlineExceeded` when too slow."""
+        """Connect to all peers. Raises `GenerationHalted` if halted meanwhile, `DeadlineExceeded` if it is too slow."""
         ...
 
     def call(
@@ -60,7 +60,7 @@ class Transport(Protocol):
         ...
 
     def give_up_coalescing(self) -> None:
-        """Drop the calls since `start_coalescing`, because one has failed. From the same thread."""
+        """Drop the calls since `start_coalescing`, because one has failed. Called by the thread that began them."""
         ...
 
     def close(self) -> None:

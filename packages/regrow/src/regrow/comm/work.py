@@ -37,9 +37,9 @@ class PendingWork(Work):
         self._ended, self._source = promise.ended, promise.source
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done. Raises the collective's error; `DeadlineExceeded` after `timeout`, if that is given.
+        """Block until the work is done. Raises the collective's error, or `DeadlineExceeded` after `timeout`, if given.
 
-        An error in the script's own call is raised as `CollectiveMisuse`, any other in torch's form.
+        An error in the script's own call is raised as `CollectiveMisuse`, any other error in torch's form.
         """
         limited = timeout is not None and timeout > NO_TIMEOUT
         seconds = timeout.total_seconds() if timeout is not None and limited else None
@@ -57,7 +57,7 @@ class PendingWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`."""
+        """Wait for the work, like `wait`."""
         self.wait()
 
     @property
@@ -66,11 +66,11 @@ class PendingWork(Work):
         return self._promise.error
 
     def is_success(self) -> bool:
-        """True if it is done and did not fail."""
+        """True if the work is done and did not fail."""
         return self._ended.is_set() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Error with which it failed, if it did."""
+        """The error with which the work failed; None if it did not fail."""
         if not self._ended.is_set():
             return None
         try:
@@ -89,7 +89,7 @@ class PendingWork(Work):
         return self.source_rank()
 
     def is_completed(self) -> bool:
-        """True if it is done."""
+        """True if the work is done."""
         return bool(self._future.done())
 
     def get_future(self) -> "Future[Any]":
@@ -129,19 +129,19 @@ class FollowedWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`."""
+        """Wait for the work, like `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """True if it is done."""
+        """True if the work is done."""
         return self.inner is not None and bool(self.inner.is_completed())
 
     def is_success(self) -> bool:
-        """True if it is done and did not fail."""
+        """True if the work is done and did not fail."""
         return self.inner is not None and bool(self.inner.is_success())
 
     def exception(self) -> Any:
-        """Error with which it failed, if it did."""
+        """The error with which the work failed; None if it did not fail."""
         return None if self.inner is None else self.inner.exception()
 
     def get_future(self) -> Any:

@@ -1,4 +1,4 @@
-"""Time as the package reads it. Machines get `now` as an argument; only the code around them reads a clock."""
+"""Time as the package reads it. State machines get `now` as an argument; only the code around them reads a clock."""
 
 import time
 from typing import Protocol
@@ -7,7 +7,7 @@ from regrow.core.ids import Instant
 
 
 class Clock(Protocol):
-    """Clock of the code that does I/O around a machine."""
+    """Clock for the code that does I/O around a state machine."""
 
     def now(self) -> Instant:
         """Seconds on a clock that never goes back."""

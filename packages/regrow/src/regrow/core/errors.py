@@ -111,7 +111,7 @@ class StateError(RegrowError):
 
 
 class SetUpDiffers(RegrowError):
-    """A newcomer received something else before its loop than the worker that it replaces, so it would not be equal."""
+    """Before its loop, a newcomer received other data than the worker that it replaces, so it would not be equal."""
 
 
 class Torn(StateError):
@@ -167,7 +167,7 @@ class NotCacheable(RegrowError):
 
 
 class NotCarried(UsageError):
-    """A value's state cannot be read or written back. `of`: the object that contains the value; None: itself."""
+    """A value's state cannot be read or written back. `of`: the object whose state it is; None: the value itself."""
 
     def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
         self.path, self.value = path, value if of is None else of

@@ -10,7 +10,7 @@ class _Duration(click.ParamType[float]):
     name = "TIME"
 
     def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
-        """Seconds. Raises `click.BadParameter`."""
+        """Convert a text such as `90`, `500ms` or `10min` to seconds. Raises `click.BadParameter`."""
         try:
             return value if isinstance(value, float) else duration(str(value))
         except UsageError as error:
@@ -21,7 +21,7 @@ class _Percent(click.ParamType[float]):
     name = "PERCENT"
 
     def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
-        """A fraction of 1, from a text such as `0.02%`. Raises `click.BadParameter`."""
+        """Convert a text such as `0.02%` to a fraction of 1. Raises `click.BadParameter`."""
         if isinstance(value, float):
             return value
         text = str(value).strip()

@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
 
 
 class JobStarted(Record, frozen=True):
-    """The coordinator is up and waits for its agents."""
+    """The coordinator has started, and waits for its agents."""
 
     job: JobId
     world: int
@@ -222,7 +222,7 @@ class ReplacementJudged(Record, frozen=True):
 
 
 class CheckpointSaved(Record, frozen=True):
-    """A durable checkpoint of `state@step` is complete. `seconds`: since it was ordered; training went on meanwhile."""
+    """A durable checkpoint of `state@step` is complete. `seconds`: since its order; training went on meanwhile."""
 
     step: StepNo
     folder: str

@@ -65,7 +65,7 @@ class Shown:
                 self.left_out = 0
 
     def close(self) -> None:
-        """Close this object's own descriptor, not the one that was passed to it."""
+        """Close the descriptor that this object has opened, not the one that was passed to it."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 

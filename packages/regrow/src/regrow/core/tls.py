@@ -52,13 +52,13 @@ def url(address: str) -> str:
 
 
 def check(now: Seconds) -> str:
-    """Check that the files fit together, before any call; returns a warning, or an empty text.
+    """Check that the TLS files fit together, before any call; returns a warning, or an empty text.
 
     Args:
         now: seconds since the epoch.
 
     Raises:
-        UsageError: one of them is wrong; the text says which, and why.
+        UsageError: a file is wrong; the text says which one, and why.
     """
     files = tls_files()
     if files is None:

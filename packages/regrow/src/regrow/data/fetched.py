@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Release the files, processes and connections that the source has opened."""
         ...
 
 

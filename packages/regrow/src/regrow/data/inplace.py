@@ -86,7 +86,7 @@ class InPlaceSource:
 
 
 def _read(dataset: Any, indices: Sequence[Any]) -> Any:
-    """The batch that `default_collate` would make of these samples."""
+    """The batch that `default_collate` would make of the samples at these indices."""
     if not indices:
         return default_collate([])  # raises the error that torch's loader raises
     if type(dataset) is not Mixture:

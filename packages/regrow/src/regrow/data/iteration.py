@@ -1,7 +1,7 @@
 """Iteration of a torch `DataLoader`: torch's own, or an override of its class.
 
-Torch's own can start at any step. An override is used as it is, to keep its additions; if the order behind it is not
-aware of ranks, it iterates over this rank's part of that order.
+Torch's own iteration can start at any step. An override is used unchanged, to keep its additions; if the order behind
+it is not aware of ranks, it iterates over this rank's part of that order.
 """
 
 import copy

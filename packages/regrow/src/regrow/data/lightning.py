@@ -18,13 +18,13 @@ class CachedDataModule:
 
     `train_dataloader()` and the like return a cached loader for each torch `DataLoader` of the wrapped module, also in
     lists, tuples and dicts; anything else, or cached already, is returned unchanged. Every other attribute is read from
-    and set on the wrapped module, and `isinstance` sees its class, so a `Trainer` accepts the wrapper as it would the
-    module, and `session.steps(module.train_dataloader())` works too. Works with any version of `lightning` or
+    and set on the wrapped module, and `isinstance` finds its class, so a `Trainer` accepts the wrapper like the module,
+    and `session.steps(module.train_dataloader())` works too. Works with any version of `lightning` or
     `pytorch_lightning`.
 
     Args:
         datamodule: the module to wrap.
-        version: as of `regrow.cached`.
+        version: part of the cache's identity, as in `regrow.cached`.
 
     Raises `UsageError` if `datamodule` has no loaders.
     """

@@ -146,7 +146,7 @@ class StepLoader:
         )
 
     def seek(self, step: int, share: int, shares: int) -> None:
-        """Prepare a share of `step`, so that loader workers fetch it in time, unless it has been read already."""
+        """Prepare a share of `step`, so that loader workers fetch it in time, unless it was read already."""
         if step != self._step or (share, shares) not in self._kept:
             self._source.seek(step, share, shares)
 

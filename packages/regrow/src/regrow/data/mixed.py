@@ -18,7 +18,7 @@ class Mixture(Dataset[Any]):
         data = Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
         data = Mixture({"a": a, "b": b}, weights=[(0, {"a": 1, "b": 0}), (10_000, {"a": 7, "b": 3})])
 
-    Each data set has its own epochs: each of its samples is read once, in its own order, before any is read again, also
+    Each data set has its own epochs: all of its samples are read once, in its own order, before any is read again, also
     when the weights change. All batches are full. The order is `regrow.data.mixture`'s with torch's default samplers
     (`shuffle=True` or `False`); any other sampler, or direct iteration of the loader, reads the concatenation of the
     data sets, without weights.

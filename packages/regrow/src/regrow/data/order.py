@@ -82,8 +82,8 @@ def padded(items: Sequence[Item], world: int) -> list[Item]:
 def dealt(batch: Sequence[Item], share: int, shares: int, *, constant: bool) -> list[Item]:
     """The part of a global batch that `share` of `shares` reads.
 
-    `constant`: the global batch is the same for any number of shares, so their sizes may differ by one; samples of a
-    short batch are repeated only if a share would have none. Otherwise all shares are made equal, by `padded`.
+    `constant`: the global batch is the same for any number of shares, so the shares' sizes may differ by one; samples
+    of a short batch are repeated only if a share would be empty. Otherwise all shares are made equal, by `padded`.
     """
     if not constant or len(batch) < shares:
         batch = padded(batch, shares)
@@ -179,7 +179,7 @@ class Order(Protocol):
 
 
 def spec_seed(seed: int) -> int:
-    """A seed as an `OrderSpec` stores it: modulo 2**64."""
+    """A seed in the form in which an `OrderSpec` stores it: modulo 2**64."""
     return seed & _SEED_MASK
 
 
@@ -249,7 +249,7 @@ def samples_digest(addresses: Sequence[Address]) -> str:
 
 
 def _as_number(index: Any) -> int:
-    """An index as an int64. One that is not a number, such as a file name from a sampler, is hashed by its repr."""
+    """Convert an index to an int64. An index that is not a number, such as a file name, is hashed by its repr."""
     if type(index) is int and -_SIGN <= index < _SIGN:
         return index
     try:

@@ -193,7 +193,7 @@ def _takes_each_once(sampler: Any, size: int) -> bool:
 
 
 def _plan_of_own_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
-    """The plan for a sampler that is aware of ranks and epochs: exactly its order at the session's current place."""
+    """The plan for a sampler that is aware of ranks and epochs: exactly its own order, for the session's place."""
     batch_size, drop_last = spec.batch_size, spec.remainder == DROP
 
     def count(rank: int, world: int) -> int:

@@ -20,7 +20,7 @@ class Walk(Protocol):
 
 @dataclass(frozen=True)
 class StepWalk:
-    """The same share of each step."""
+    """Walk through the same share of each step."""
 
     def after(self, place: Place) -> Place:
         """The same share of the next step."""

@@ -1,7 +1,7 @@
-"""Check whether an accelerator has failed for good: after some errors it answers nothing until the process ends.
+"""Checks whether an accelerator has failed for good: after some errors it answers nothing until the process ends.
 
 CUDA does this after a device-side assert, an illegal access or an uncorrectable memory error: every later call raises
-the same. An error of a single call, such as running out of memory, leaves the device as it was.
+the same error. An error of a single call, such as running out of memory, leaves the device usable.
 """
 
 import threading

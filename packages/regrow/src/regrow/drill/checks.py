@@ -46,7 +46,7 @@ BUDGET: Final[Seconds] = 600.0
 
 
 def chosen(names: Sequence[str], *, quick: bool) -> list[DrillCheck]:
-    """The checks with these names, in the order of the table; without names all, or those of `--quick`.
+    """The checks with these names, in the order of the table; without names all checks, or all those of `--quick`.
 
     Raises:
         UsageError: a name is unknown.

@@ -90,7 +90,7 @@ class Ground:
     def job(
         self, name: str, flags: Sequence[str], script: Sequence[str], *, here: bool = False
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run a job in this check's folder within the block, and end it after. `here`: on this node only."""
+        """Context in which a job runs in this check's folder; it is ended afterwards. `here`: on this node only."""
         command = [sys.executable, "-m", "regrow", "run", f"--job={name}", "--quiet", "--redirects=3", "--no-health"]
         command += [*([] if here else self._where()), *flags, *script]
         with self._log(name).open("wb") as log:

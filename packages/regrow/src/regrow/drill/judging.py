@@ -67,10 +67,10 @@ class FlowRate(NamedTuple):
 
 
 def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
-    """Judge addresses; the best rate gives the time for a node's state.
+    """Judge the rates of addresses; the best rate gives the time for a node's state.
 
-    An address that does not answer is reported, but is a failure only if no other one answers: addresses of container
-    bridges cannot be reached from other nodes, and need not be.
+    An address that does not answer is reported, but is a failure only if no other address answers: addresses of
+    container bridges cannot be reached from other nodes, and need not be.
     """
     if not rates:
         return failed("no address was measured")
@@ -122,7 +122,7 @@ def judge_counts(counts: Sequence[ProcessCount], kills: Sequence[StepNo]) -> Jud
 
 
 class JobRun(NamedTuple):
-    """The results of one job. `code`: None if it did not end in time; `output`: its last output."""
+    """The results of one job. `code`: None if the job did not end in time; `output`: its last output."""
 
     code: int | None
     ledger: Ledger

@@ -160,7 +160,7 @@ class _Count:
     first: Instant
     """Time of the first match; until then, the time from which it is expected."""
     times: deque[Instant]
-    """Times of the newest matches, as many as the rule needs."""
+    """Times of the newest matches, in the number that the rule needs."""
     broken: bool = False
 
 

@@ -36,7 +36,7 @@ class SearchTooLong(Exception):
 
 
 class LogWatch:
-    """Applies the rules to lines.
+    """Applies the rules to the lines that workers print.
 
     Args:
         order: the rules, and the node.

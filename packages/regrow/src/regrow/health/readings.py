@@ -146,7 +146,7 @@ Reading = (
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """A reading and the probe that made it."""
+    """A reading with the name of the probe that made it."""
 
     probe: str
     reading: Reading
@@ -155,9 +155,9 @@ class ProbeResult(msgspec.Struct, frozen=True):
 class ProbeSettings(msgspec.Struct, frozen=True):
     """Settings of probes.
 
-    `folder`: where the disk is tested. `peers`: `HOST:PORT` of others to connect to. `clock`: URL of the coordinator's
+    `folder`: where the disk is tested. `peers`: `HOST:PORT` of nodes to connect to. `clock`: URL of the coordinator's
     time; `token`: its secret. `window`: seconds of the kernel log to consider. `visible`: the usable GPUs, as in
-    `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that this probe has finished already.
+    `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that the probe has already finished.
     """
 
     folder: str

@@ -1,7 +1,7 @@
 """Runs probes in child processes, and converts failures of these processes to readings too.
 
-One child runs probe after probe. If it hangs, dies or raises, that becomes the reading of the present device, and
-another child continues with the rest.
+One child runs probe after probe. If it hangs, dies or raises, its failure becomes the reading of the present device,
+and another child continues with the rest.
 """
 
 import contextlib

@@ -125,7 +125,7 @@ class Hydration:
         return self._step
 
     def cancel(self) -> None:
-        """End `run` within milliseconds; it raises `GenerationHalted`."""
+        """End `run` within milliseconds; `run` then raises `GenerationHalted`."""
         with self._lock:
             self._cancelled = True
             for sock in self._open:
@@ -133,10 +133,10 @@ class Hydration:
             self._finished.put(_CANCELLED)
 
     def run(self) -> HydrationReport:
-        """Receive everything.
+        """Receive the whole state.
 
         Raises:
-            HydrationError: no holder could give the state, or not in time.
+            HydrationError: no holder could give the state, or none in time.
             StateError: the holders' state does not fit this worker.
             GenerationHalted: `cancel` was called.
         """
@@ -267,7 +267,7 @@ class Hydration:
             beside()
 
     def _add_flow(self, turn: Round, incoming: Incoming, endpoint: str, ticket: str) -> None:
-        """Read over one more connection, if it opens before everything has arrived."""
+        """Open one more connection and read over it, if it opens before everything has arrived."""
 
         def opened(sock: socket.socket) -> None:
             turn.begins(self._register(sock))

@@ -106,5 +106,5 @@ def _read_of_kernel() -> Callable[..., int]:
 
 
 def pid_of_holder(sock: socket.socket) -> int:
-    """Process that listens at the other end of a unix socket, in this pid namespace; 0: it is not visible here."""
+    """Process that listens at the other end of a unix socket; 0 if it is not visible in this pid namespace."""
     return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0])

@@ -21,7 +21,7 @@ from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, recei
 FLOWS = 4
 """Number of connections over which a newcomer reads from all holders together, if it has two cores for each."""
 MOST_FLOWS = 16
-"""Most connections to holders with several addresses, unless there are more holders than that."""
+"""Most connections to holders with several addresses, unless there are more holders than this."""
 FLOW_WORTH = 32 << 20
 """Number of bytes that justify one further connection."""
 FIRST_PART = 16 << 20
@@ -137,7 +137,7 @@ class Round:
             self._joining[threading.get_ident()] = sock
 
     def join(self, flow: Flow) -> None:
-        """Add the connected flow. Raises `EOFError` if it is not needed any more."""
+        """Add the connected flow to the round. Raises `EOFError` if it is not needed any more."""
         with self._lock:
             self._refuse_late()
             self._joining.pop(threading.get_ident(), None)

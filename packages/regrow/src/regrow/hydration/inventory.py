@@ -30,7 +30,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> "TensorEntry":
-        """The entry of a tensor. Raises `StateError` if its values are not one plain block of numbers."""
+        """Describe a tensor. Raises `StateError` if the tensor's values are not one plain block of numbers."""
         box = box_of(tensor, name)
         here = local(tensor)
         if (

@@ -13,13 +13,13 @@ While this connection lasts, others may be added to it, at any address of the ho
     receiver: AskFlow                      sends the ticket of the first connection
     holder:   FlowOpened | StateRefused    and then as after StateOffered
 
-A newcomer that proves that it computes what the holder does requests in this way the state before the holder's next
-step, and then, by another connection, the results of that step:
+A newcomer that proves that it computes the same as the holder requests, in this way, the state before the holder's
+next step, and then, over another connection, the results of that step:
 
     receiver: AskTrace                     requests the results of this step
     holder:   TraceGiven | StateRefused
 
-Either side ends it by closing. Nothing here is ever unpickled.
+Either side ends the exchange by closing the connection. Nothing here is ever unpickled.
 """
 
 import msgspec

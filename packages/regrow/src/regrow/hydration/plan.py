@@ -22,7 +22,7 @@ class Sized(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Number of its bytes."""
+        """Size of the tensor in bytes."""
         ...
 
 

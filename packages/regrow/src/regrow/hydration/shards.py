@@ -19,7 +19,7 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Local part of a tensor, sharing its memory; a plain tensor is its own local part."""
+    """Local part of a tensor, sharing the tensor's memory; a plain tensor is returned itself."""
     return cast(torch.Tensor, cast(Any, tensor.detach()).to_local()) if is_distributed(tensor) else tensor
 
 

@@ -29,7 +29,7 @@ class TraceRequest:
         self._sock: socket.socket | None = None
 
     def cancel(self) -> None:
-        """End `run` at once; it raises `GenerationHalted`."""
+        """End `run` at once; `run` then raises `GenerationHalted`."""
         with self._lock:
             self._cancelled = True
             if self._sock is not None:

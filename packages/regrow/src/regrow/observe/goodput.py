@@ -50,7 +50,7 @@ class Spent(StrEnum):
     CAPACITY = "waiting for capacity"
     """The rank has no worker: nodes have not joined yet, or a fault has made the world smaller."""
     IDLE = "idle"
-    """Anything else: between two steps, after the last one."""
+    """Any other time: between two steps, after the last step."""
 
 
 STAGES = (Spent.DETECT, Spent.ABORT, Spent.REGROUP, Spent.HYDRATE, Spent.REDO)

@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One error. `cause`: one of a few kinds; `text`: describes it."""
+    """One error. `cause`: one of a few kinds; `text`: its description."""
 
     cause: str
     text: str

@@ -87,7 +87,7 @@ class History:
     Attributes:
         steps: from the first recorded step to the last one that counts, without gaps.
         first: the step at which the first run started.
-        unfinished: number of steps after those without a line of every rank, as the last run was ended or still runs.
+        unfinished: number of later steps that lack a line of some rank, because the last run was ended or still runs.
     """
 
     def __init__(self, runs: Sequence[RunRecords]) -> None:
@@ -104,7 +104,7 @@ class History:
         return self._runs[place.run].name
 
     def order_of(self, place: RunGeneration, commit: StepCommitted) -> OrderSpec | None:
-        """The order of the worker that wrote this line; None if no record states it."""
+        """The order of the worker that wrote the line `commit`; None if no record states it."""
         return self._accounts[place.run].order_of(commit.worker)
 
     @property

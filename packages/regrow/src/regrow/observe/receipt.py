@@ -40,7 +40,7 @@ class Receipt:
     """Compares a disturbed run with the undisturbed one.
 
     Args:
-        disturbed, alone: the ledgers of both runs.
+        disturbed, alone: the ledgers of the disturbed and the undisturbed run.
         digest, digest_alone: digest of the final state of each, written by the script; None if it wrote none.
         planned: number of faults in the plan.
     """

@@ -50,7 +50,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
 
     Args:
         records: all records of the coordinator and the agents.
-        live: True if it still runs.
+        live: True if the run is still going on.
     """
     ledger = Ledger(records)
     began = min((record.at for record in records), default=0.0)
@@ -200,7 +200,7 @@ def _cost(incidents: list[IncidentClosed]) -> str:
 
 
 def lost_workers(records: Iterable[Record]) -> Counter[NodeId]:
-    """For each node: number of its workers that failed while they were ranks."""
+    """Number of workers of each node that failed while they were ranks."""
     places: dict[WorkerId, NodeId] = {}
     lost: Counter[NodeId] = Counter()
     for record in records:

@@ -31,7 +31,7 @@ class _Epoch:
         """True if the epoch's steps were counted from the beginning, so that unread samples are an error."""
 
     def mark(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Mark distinct samples as read; returns those that had been read before."""
+        """Mark distinct samples as read; returns the samples among them that had been read before."""
         at, bit = indices >> 3, np.left_shift(1, indices & 7).astype(np.uint8)
         again = (self._bits[at] & bit) != 0
         np.bitwise_or.at(self._bits, at, bit)
@@ -53,14 +53,14 @@ class SampleCounts:
 
     Args:
         spec: the order.
-        shares: shares of a step; needed if the batch size is given per share.
+        shares: number of shares of a step; needed if the batch size is given per share.
         whole: True if the first step counted here is step 0; else the epochs in progress at the first step need not be
             complete.
 
     Attributes:
-        read: samples, including padding.
-        padding: samples that were read a second time in the short last batch of an epoch (`keep`).
-        dropped: samples that the order leaves out at the end of epochs (`drop`).
+        read: number of samples, including padding.
+        padding: number of samples that were read a second time in the short last batch of an epoch (`keep`).
+        dropped: number of samples that the order leaves out at the end of epochs (`drop`).
         epochs: number of complete passes over a source.
     """
 

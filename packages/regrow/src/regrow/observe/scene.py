@@ -105,7 +105,7 @@ class Scene:
 
     @property
     def step(self) -> StepNo:
-        """The step in progress: the one after the newest that any rank committed."""
+        """The step in progress: the step after the newest one that any rank committed."""
         last = self.ledger.last_step
         return StepNo(0 if last is None else last + 1)
 

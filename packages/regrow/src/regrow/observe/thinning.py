@@ -62,7 +62,7 @@ def _is_of(line: bytes, members: set[WorkerId]) -> bool:
 
 
 def records_since(records: Sequence[Record], since: StepNo) -> list[Record]:
-    """The records of a run whose older steps were dropped, as if it had begun with the commit of step `since`.
+    """The records of a run whose older steps were dropped, as if the run had begun with the commit of step `since`.
 
     Earlier records are left out, except memberships and worker starts.
     """

@@ -44,7 +44,7 @@ class DeviceWaits:
         self._flights.begin_unseen()
 
     def look(self, now: Instant) -> None:
-        """Ask the device when it is time, and show the answer; called about each second, always by the same thread."""
+        """Ask the device if that is due, and show the answer; called about each second, always by the same thread."""
         beats = self.body_beats()
         if beats != self._seen:
             self._seen, self._since = beats, now

@@ -32,8 +32,8 @@ class TensorShape(msgspec.Struct, frozen=True, array_like=True):
 class Note(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One call. `where`: the script's line. `root`, `op`: -1 if there is none. `source`: sender of received data.
 
-    `outputs`: empty if the call has none here, or each rank has its own. `value`: the joined bytes of all outputs; or
-    `pieces`, the names of its pieces. `protected`: it filled protected state, which newcomers receive.
+    `outputs`: empty if the call fills none on this rank, or if each rank has its own. `value`: the joined bytes of all
+    outputs, or `pieces`: the names of their pieces. `protected`: it filled protected state, which newcomers receive.
     """
 
     name: str

@@ -46,7 +46,7 @@ class AgentNotes:
         self._lock = threading.Lock()
 
     def note(self, answers: dict[str, bytes]) -> None:
-        """As `SetUpNotes.note`."""
+        """Store these notes; see `SetUpNotes.note`."""
         message = AnswersNoted(self._build, self._rank, answers, quiet=True) if answers else None
         if message is None:
             return
@@ -54,11 +54,11 @@ class AgentNotes:
             connection.send(message, _SEND_S)
 
     def have(self, names: list[str]) -> set[str]:
-        """As `SetUpNotes.have`."""
+        """The names among these whose notes are on this node; see `SetUpNotes.have`."""
         return set(self._ask(AnswersAsked(self._build, self._rank, names, 0.0, here=True)))
 
     def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:
-        """As `SetUpNotes.ask`."""
+        """Wait for any of these notes; see `SetUpNotes.ask`."""
         while True:
             left = max(0.0, until - time.monotonic())
             found = self._ask(AnswersAsked(self._build, rank, names, min(left, _SLICE_S)))

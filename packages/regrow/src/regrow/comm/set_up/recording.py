@@ -1,4 +1,4 @@
-"""A first worker's set-up: its calls are recorded with their results."""
+"""The set-up of a first worker, which records its collectives with their results."""
 
 import threading
 import time
@@ -83,7 +83,7 @@ class Recording:
     def answer(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]
     ) -> Any:
-        """As `SetUp.answer`."""
+        """Make the call, record it with its result, and return its work; see `SetUp.answer`."""
         call = None if self.refused else calls.read(name, args, options, group.place)
         if call is None:
             return run()
@@ -150,7 +150,7 @@ class Recording:
         return followed
 
     def together(self, work: Work) -> Work:
-        """As `SetUp.together`."""
+        """Record the results of coalesced calls once their work ends; see `SetUp.together`."""
         waiting = [each for each in self._following if each.inner is None]
         for each in waiting:
             each.inner = work

@@ -1,4 +1,4 @@
-"""A newcomer's set-up: its collectives get the answers that the first workers got."""
+"""The set-up of a newcomer, whose collectives get the answers that the first workers got."""
 
 import time
 from collections import Counter
@@ -58,7 +58,7 @@ class Replay:
     def answer(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]
     ) -> Any:
-        """As `SetUp.answer`. Raises `SetUpDiffers` or `DeadlineExceeded`."""
+        """Finished work with the recorded answer; see `SetUp.answer`. Raises `SetUpDiffers` or `DeadlineExceeded`."""
         call = calls.read(name, args, options, group.place)
         if call is None:
             return run()
@@ -79,7 +79,7 @@ class Replay:
         return self._replayed(note, call, args, group.place)
 
     def together(self, work: Work) -> Work:
-        """As `SetUp.together`."""
+        """Return the work of coalesced calls unchanged; see `SetUp.together`."""
         return work
 
     def _replayed(self, note: Note, call: SetUpCall, args: tuple[Any, ...], place: int) -> Work:

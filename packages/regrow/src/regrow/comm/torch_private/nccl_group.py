@@ -123,7 +123,7 @@ class Communicator:
         self.backend._group_end()
 
     def error(self) -> str:
-        """The error that it has noticed itself, in a word; empty if there is none, or its kind reports no errors."""
+        """The error that the communicator has noticed itself, in a word; empty if none, or if its kind reports none."""
         said = getattr(self.backend, "get_error", None)
         try:
             found = said() if said is not None else None
@@ -143,7 +143,7 @@ class Communicator:
         return not aborting.is_alive()
 
     def start_coalescing(self, device: torch.device) -> None:
-        """Join later calls into one for NCCL, until `end_coalescing`; an abort waits for that.
+        """Join later calls into one for NCCL, until `end_coalescing`; an abort waits until then.
 
         Raises `GenerationHalted` if the abort has begun.
         """

@@ -1,4 +1,4 @@
-"""Messages at an agent's copy store: a worker fetches a copy of state, another agent leaves one.
+"""Messages at an agent's copy store: a worker fetches a copy of state, another agent stores one.
 
     caller: CopyHello                           token; then any number of requests, one after the other
 
@@ -14,7 +14,7 @@
     agent:  CopyWhole
     store:  CopyKept | CopyRefused
 
-Either side ends it by closing. Nothing here is ever unpickled.
+Either side ends the exchange by closing the connection. Nothing here is ever unpickled.
 """
 
 import msgspec

@@ -20,7 +20,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
 
 class SourceSpec(msgspec.Struct, frozen=True):
-    """One of the data sets that an order draws from."""
+    """One of the data sets from which an order draws samples."""
 
     name: str
     size: int

@@ -99,7 +99,7 @@ class WitnessWord(msgspec.Struct, frozen=True):
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """The present coordinator. `address`: its URL. `voted`: the last term in which the sender voted, or would vote."""
+    """The present coordinator. `address`: its URL. `voted`: newest term in which the sender has voted or may vote."""
 
     term: int
     address: str

@@ -30,7 +30,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
-    """An agent's connection ended without a goodbye. `silent`: time since its last message."""
+    """The connection of an agent ended without a goodbye. `silent`: time since the agent's last message."""
 
     node: NodeId
     reason: str

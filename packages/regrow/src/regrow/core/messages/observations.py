@@ -6,7 +6,7 @@ from regrow.core.ids import Generation, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.phase import Phase
 
 DEVICE = "the device"
-"""`WorkerObservation.awaits` of a worker that has enqueued its work and waits for its accelerator to finish it."""
+"""`WorkerObservation.awaits` of a worker that has enqueued its work and waits for its accelerator."""
 
 
 class WorkerObservation(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Orders, sent downwards: by the coordinator to agents, and through them to workers."""
+"""Orders, sent downwards: by the coordinator to agents, and through agents to workers."""
 
 import msgspec
 

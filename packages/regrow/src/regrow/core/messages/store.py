@@ -122,7 +122,7 @@ class StoreWait(StoreMessage, frozen=True, tag=True):
 
 
 class StoreCompareSet(StoreMessage, frozen=True, tag=True):
-    """Write `desired` if the value is `expected` (or is absent and `expected` is empty).
+    """Write `desired` if the value is `expected` (or if there is no value and `expected` is empty).
 
     The reply has the value after that; if there is none, `expected`.
     """

@@ -148,7 +148,7 @@ NodeTask = (
 """Orders that an agent carries out itself."""
 
 NodeOrder = NodeTask | TableOrder
-"""Orders of the coordinator that an agent itself receives and that name its node."""
+"""Orders of the coordinator to an agent itself, which name the agent's node."""
 
 AgentOrder = (
     NodeOrder

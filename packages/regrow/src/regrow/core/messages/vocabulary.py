@@ -18,7 +18,7 @@ class FaultStage(StrEnum):
     BACKWARD = "backward"
     REDUCE = "reduce"
     VOTE = "vote"
-    """All ranks have voted for the update (sharded worlds); it has not begun."""
+    """All ranks have voted for the update, which has not begun (sharded worlds)."""
     UPDATE = "update"
     COMMIT = "commit"
     AFTER = "after"
@@ -92,7 +92,7 @@ class Warmth(StrEnum):
 
 
 class FaultSpec(msgspec.Struct, frozen=True):
-    """One injected fault: rank `rank` suffers `how` at `stage` of `step` (None: the next step it runs)."""
+    """One injected fault: rank `rank` suffers `how` at `stage` of `step` (None: of the next step that it runs)."""
 
     fault: str
     rank: Rank

@@ -102,7 +102,7 @@ class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
         return value
 
     def __contains__(self, key: object) -> bool:
-        # A variable exists on all ranks or on none, so this is no read of its value.
+        # A variable exists on all ranks or on none, so this does not read its value.
         return isinstance(key, str) and self.encodekey(key) in self._data  # type: ignore[attr-defined]
 
     def keys(self) -> KeysView[str]:

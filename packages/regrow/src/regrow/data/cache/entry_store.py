@@ -81,7 +81,7 @@ class EntryStore:
 
         Raises `NoRoom` if evicting unneeded entries does not make enough room, or `CacheUnusable`.
 
-        spare: drop the entry if the budget has no room for it, as no reader waits for it.
+        spare: drop the entry if the budget has no room for it, because no reader waits for it.
         """
         self.estimate = entry.nbytes
         if self._excess(entry) > 0:

@@ -1,8 +1,8 @@
 """Identity of a loader's batches: 16 bytes that change with data set, transforms, order and format.
 
-Processes that run the same script get the same identity; another job or another transform gets another one. Changes
-that cannot be detected, such as in a file that a transform reads or in a compiled module, need a new `version` from the
-user.
+Processes that run the same script get the same identity; another job or another transform gets a different one. A
+change that cannot be detected, such as in a file that a transform reads or in a compiled module, needs a new `version`
+from the user.
 """
 
 from collections.abc import Mapping

@@ -55,12 +55,12 @@ class Keeping:
         underway: Collection[Key] = (),
         limit: int = 1,
     ) -> Decision:
-        """Select the entries to evict and those to make now.
+        """Select the entries to evict and the entries to make now.
 
         Args:
             readers: the entry that each reader needs next, also after it went back.
-            there: the present entries, and their bytes.
-            estimate: bytes of an entry of unknown size.
+            there: the present entries, and their sizes in bytes.
+            estimate: assumed size in bytes of an entry of unknown size.
             until: steps of the whole training; None: no end.
             wants: entries that readers wait for; they come first.
             underway: entries that are being made already.

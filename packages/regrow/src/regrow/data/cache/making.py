@@ -66,12 +66,12 @@ class Making:
         self._planned_at: Instant = 0.0
         self._checked_at: Instant = 0.0
         self.refusal = ""
-        """Reason why this producer will never make entries again; empty while it may."""
+        """Reason why this producer will never make entries again; empty if it still makes them."""
         self.slowest: Seconds = 0.0
         """Longest time that an entry took, from the start of its batch to its file."""
 
     def check(self, hello: Hello) -> None:
-        """Check a worker that has connected. Raises `Unfit` if its batches are not those made here."""
+        """Check a worker that has connected. Raises `Unfit` if the batches made here are not that worker's batches."""
         if self._loader is None and not self.refusal:
             self._open(hello.seed)
         if self.refusal:
@@ -120,7 +120,7 @@ class Making:
         self._stale = True
 
     def try_again(self, key: Key) -> None:
-        """Forget a failure of this entry, as a reader requests it."""
+        """Forget that this entry could not be made, because a reader requests it again."""
         for served in self._served.values():
             served.failed.pop(key, None)
 

@@ -131,7 +131,7 @@ class Line(Generic[Incoming]):
         self.flush()
 
     def note(self, message: msgspec.Struct) -> None:
-        """Send a message, or drop it if earlier data is still unsent. Raises as `send` does."""
+        """Send a message, or drop it if earlier data is still unsent. Raises `OSError` as `send` does."""
         if not self._unsent:
             self.send(message)
 

@@ -48,11 +48,11 @@ class _Reader:
 
 
 class Producer:
-    """Serves the readers of one loader, in one thread: it reads messages between two batches.
+    """Serves the readers of one loader, in one thread, which reads messages between two batches.
 
     Args:
         making: makes the entries.
-        address: path of the socket, as in `core/net.py`.
+        address: path of the socket, in the form of `core/net.py`.
         served: called once, before the first entry is announced to a reader.
     """
 

@@ -54,7 +54,7 @@ class NamedNode(NodeBase, frozen=True, tag=6):
 
 
 class DictNode(NodeBase, frozen=True, tag=7):
-    """A dict, in its order."""
+    """A dict, with its items in order."""
 
     keys: "list[Node]"
     parts: "list[Node]"
@@ -97,7 +97,7 @@ class ScalarNode(NodeBase, frozen=True, tag=11):
 
 
 class NumpyTextNode(NodeBase, frozen=True, tag=12):
-    """A `numpy.str_` or `numpy.bytes_`, which would lose trailing zeros as an array."""
+    """A `numpy.str_` or `numpy.bytes_`, which would lose trailing zeros if it were stored as an array."""
 
     text: "Node"
 

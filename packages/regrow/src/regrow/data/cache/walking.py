@@ -1,6 +1,6 @@
 """Digests of code and values that are equal in all processes that run the same script.
 
-They contain no memory address, `id`, order of a set, or Python `hash`. The script's code is digested by its byte code,
+They depend on no memory address, `id`, order of a set, or Python `hash`. Script code is digested by its byte code,
 with the functions, classes and values of its modules that it refers to; an installed package's code by its name and
 version. Large values are sampled evenly, so a change of a few samples in millions can go unnoticed.
 """

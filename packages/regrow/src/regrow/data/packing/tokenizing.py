@@ -36,8 +36,8 @@ class Tokenizer:
 def load_tokenizer(spec: str) -> Tokenizer:
     """Load the tokenizer named by `bytes`, the path of a `tokenizer.json`, or `module:function`. Raises `UsageError`.
 
-    `bytes` are those of UTF-8, so that 256 is free for the end of a document. Special tokens around a text are not
-    added. A function can have 16-bit tokens if its attribute `vocabulary` allows it.
+    The tokens of `bytes` are those of UTF-8, so that 256 is free for the end of a document. Special tokens around a
+    text are not added. A function can have 16-bit tokens if its attribute `vocabulary` allows it.
     """
     if spec == "bytes":
         return Tokenizer(

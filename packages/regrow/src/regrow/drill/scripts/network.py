@@ -32,7 +32,7 @@ MESSAGE_BYTES = 4096
 
 
 def addresses(bind: str) -> list[str]:
-    """Addresses to listen on: the given one; for 0.0.0.0 those of all IPv4 interfaces that are up, but loopback."""
+    """Addresses to listen on: the given one, or for 0.0.0.0 those of all IPv4 interfaces that are up but loopback."""
     if bind not in ANY:
         return [bind or LOOPBACK]
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}

@@ -30,7 +30,7 @@ parser.add_argument("--fill", type=float, default=0.0, help="share of its device
 
 
 def place(local_rank: int) -> torch.device:
-    """The device of this rank; ranks share devices if there are fewer."""
+    """The device of this rank; ranks share devices if there are fewer devices than ranks."""
     torch.set_num_threads(1)
     if not torch.accelerator.is_available():
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Matrices of small integers whose product is exact in any order of summation and in each of these types.
+"""Matrices of small integers whose product is exact in any order of summation, in float32 and bfloat16.
 
 Elements have at most the magnitude `bound` and `SIZE` products are added, so every partial sum is an integer of at most
 `SIZE * bound**2`. float32 represents all integers up to 2**24 (and TF32, with 10 bits of mantissa, all factors);

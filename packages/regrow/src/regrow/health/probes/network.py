@@ -53,7 +53,7 @@ def _receive(receiver: socket.socket, received: bytearray) -> None:
 
 
 def _connect(peer: str) -> NetworkReading:
-    """Time of a TCP handshake. No data is sent, so as not to disturb the listener."""
+    """Measure the time of a TCP handshake. No data is sent, so as not to disturb the listener."""
     host, _, port = peer.rpartition(":")
     try:
         start = time.perf_counter()

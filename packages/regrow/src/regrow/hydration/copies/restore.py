@@ -57,7 +57,7 @@ class Restoration:
         self._codec = caller_side()
 
     def cancel(self) -> None:
-        """End `run` within milliseconds; it raises `GenerationHalted`."""
+        """End `run` within milliseconds; `run` then raises `GenerationHalted`."""
         with self._lock:
             self._cancelled = True
             if self._sock is not None:

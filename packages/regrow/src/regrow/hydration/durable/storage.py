@@ -60,7 +60,7 @@ class CheckpointStorage(Protocol):
         ...
 
     def remains(self) -> dict[str, str]:
-        """Folders that will never be complete unless another writer is at work, each with its owner."""
+        """Folders that will never be complete unless another writer is at work on them, each with its owner."""
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -135,10 +135,10 @@ def _name_for(at: CheckpointStorage, step: StepNo) -> str:
 
 
 class FolderStorage:
-    """A folder of a file system; with several nodes, one that they share.
+    """A folder of a file system, which all nodes share if there are several.
 
     Args:
-        directory: made when it is needed.
+        directory: the folder; made when it is needed.
         own: the training that uses it.
     """
 

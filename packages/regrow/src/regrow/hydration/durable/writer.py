@@ -158,7 +158,7 @@ def _rows(tensor: torch.Tensor, box: Box, piece: Box) -> torch.Tensor:
 
 
 def _alone(rows: torch.Tensor) -> torch.Tensor:
-    """The same contiguous memory as a tensor with a storage of its own, without a copy."""
+    """A tensor that is the only one in its storage, over the same contiguous memory, without a copy."""
     raw = rows.view(torch.uint8).reshape(-1).numpy()
     return torch.from_numpy(raw).view(rows.dtype).reshape(rows.shape)
 

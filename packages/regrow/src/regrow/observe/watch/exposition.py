@@ -21,7 +21,7 @@ def exposition(job: Present, *, offset: Seconds, refused: Mapping[str, int]) -> 
 
 
 def series(job: Present, *, offset: Seconds) -> list[Series]:
-    """All series of a job; those without data yet have no samples."""
+    """All series of a job; series without data yet have no samples."""
     steps = job.step_seconds()
     workers = dict.fromkeys(STATES, 0) | Counter(seen.state for seen in job.ranks.values())
     workers["standby"] = job.standbys

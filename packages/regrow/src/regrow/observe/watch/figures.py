@@ -14,7 +14,7 @@ _MOST_NODES = 64
 
 
 class FiguresApi:
-    """Collects the coordinator's facts and records, which is cheap, and sums them up on request.
+    """Collects the coordinator's facts and records, which is cheap, and adds them up only on request.
 
     Args:
         clock: the clock of the records.

@@ -50,7 +50,7 @@ class WatchTick(msgspec.Struct, frozen=True):
 
 
 class WatchSnapshot(msgspec.Struct, frozen=True):
-    """All data of the page. `home`: for each of `ranks` the index of its node in `nodes`."""
+    """All data of the page. `home`: for each rank in `ranks`, the index of its node in `nodes`."""
 
     job: str
     tick: WatchTick

@@ -1,4 +1,4 @@
-"""Progress of a job for the terminal that started it: a line at the first step, then one every half minute."""
+"""Progress of a job for the terminal that started it: a line at the first step, then a line every half minute."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ class ProgressLines:
 
     Args:
         say: prints a line.
-        repeats: True if more lines follow the one about the first step.
+        repeats: True if more lines follow the line about the first step.
         clock: the clock of the records.
     """
 
