@@ -32,7 +32,7 @@ _HALTED = "halted while its groups were formed"
 
 
 class PeerLost(ConnectionError):
-    """The connection to a peer ended: a symptom, whose cause the coordinator knows."""
+    """The connection to a peer has ended. This is a symptom; the coordinator knows the cause."""
 
 
 @dataclass(frozen=True)

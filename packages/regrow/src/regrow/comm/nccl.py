@@ -244,7 +244,7 @@ class NcclTransport:
         return work
 
     def _meet(self, peer: int) -> None:
-        """Wait until that rank, or all of the group, reach their first call too. Raises errors of collectives."""
+        """Wait until rank `peer`, or the whole group, reaches its first call too. Raises errors of collectives."""
         if peer in self._met or peer == self._rank:
             return
         if peer == _ALL:

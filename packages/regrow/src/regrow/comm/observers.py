@@ -50,7 +50,7 @@ class CallObserver:
         """Called when a collective is about to be sent to the peers, with this rank's input."""
 
     def answered(self, name: str) -> None:
-        """Called when the call has returned; on a device the collective may still run."""
+        """Called when the call of a collective has returned; on a device the collective may still run."""
 
 
 class Moments(NamedTuple):
@@ -75,7 +75,7 @@ class CallTaker(Protocol):
     """Answers, in place of the groups, collectives that are called between two steps."""
 
     past: PastCalls
-    """Records the answers there, and repeats them for a worker that reaches that code later."""
+    """Records the answers between two steps, and repeats them for a worker that reaches that code later."""
 
     def work_of(self, call: AskedCollective) -> Any:
         """The work of a call that is taken over; None: make the call as usual."""

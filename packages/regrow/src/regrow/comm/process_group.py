@@ -69,7 +69,7 @@ class Owner(Protocol):
     past: PastCalls | None
 
     def destroy(self, group: "RegrowGroup") -> None:
-        """Notify whoever waits for the end of a group that the script destroys, then forget the group."""
+        """Call the functions that wait for the end of a group which the script destroys, then forget the group."""
         ...
 
     def drop(self, group: "RegrowGroup") -> None:

@@ -158,7 +158,7 @@ _noting = threading.local()
 
 @contextmanager
 def noting(then: Callable[[int], None]) -> Iterator[None]:
-    """Context in which this thread's next promise calls `then` just before it completes; argument: sender, or -1."""
+    """Context in which this thread's next promise calls `then(sender, or -1)` just before it completes."""
     _noting.then = then
     try:
         yield

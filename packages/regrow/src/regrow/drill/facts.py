@@ -24,7 +24,7 @@ def check(ground: Ground) -> Judgement:
 
 
 def gather(ranks: int) -> MachineFacts:
-    """Facts for this number of ranks."""
+    """Collect the facts that matter for this number of ranks."""
     shared = Path("/dev/shm")
     return MachineFacts(
         device=_device(),

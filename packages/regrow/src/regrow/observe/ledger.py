@@ -189,7 +189,7 @@ class Ledger:
 
     @property
     def productive(self) -> Seconds:
-        """Time in the last attempts of committed steps.
+        """Time spent in the last attempts of committed steps.
 
         Each step counts from the latest of three times to its last computed commit: the first rank's start of that
         attempt, the forming of the generation that committed it, and the last commit of the step before. So no moment

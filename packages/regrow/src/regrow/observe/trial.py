@@ -188,7 +188,7 @@ def complaint(result: Result) -> str:
 
 
 def advice(results: Mapping[str, Sequence[Result]]) -> list[str]:
-    """Advice on the script, from the kills that failed. `results`: by the way of replacing ranks."""
+    """Advice on the script, from the kills that failed. `results`: by the way in which lost ranks were replaced."""
     failed = {way: [r for r in each if r.outcome in (Outcome.DIFFERS, Outcome.ENDED)] for way, each in results.items()}
     found = []
     if failed.get("standby") and "fork" in failed and not failed["fork"]:

@@ -75,7 +75,7 @@ def reset_unfinished(modules: Iterable[FSDPModule]) -> None:
     """After an aborted step, prepare for the next one. Gradients of the aborted step are dropped.
 
     Call it when the generation is halted, before or after the next one is formed: it waits for pending work, which must
-    have ended or failed. The call is also right if nothing was pending, and without any module.
+    have ended or failed. It may be called even if nothing is pending, and without any module.
     """
     for root in modules:
         state = _state(root)

@@ -56,7 +56,7 @@ def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
 
 
 def calls_being_coalesced() -> dict[Any, Any]:
-    """The calls collected so far inside torch's coalescing manager, by group."""
+    """For each group in torch's coalescing manager, the calls collected so far."""
     collected: dict[Any, Any] = _world.pg_coalesce_state
     return collected
 

@@ -117,7 +117,7 @@ def volume(box: Box) -> int:
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """xxh3_64 of the elements' bytes of a contiguous tensor in host memory."""
+    """xxh3_64 of the bytes of a contiguous tensor's elements, in host memory."""
     return xxhash.xxh3_64_hexdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
