@@ -251,7 +251,7 @@ class ScaleRefused(Record, frozen=True):
 
 
 class GrowthWeighed(Record, frozen=True):
-    """Decision whether more replicas pay within their announced stay. `gain`, `cost`: seconds of the present world's work.
+    """Decision whether more replicas pay within their announced stay. `gain`, `cost`: seconds of the old world's work.
 
     `gain` is `(after / before - 1) * stay`; `cost` the pause at the last growth, 0 if none was measured.
     """
