@@ -94,10 +94,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     change_pause: Seconds = 0.0
     """Least time between two voluntary changes of the world's size."""
     leave_deadline: Seconds = 600.0
-    """Time after which a released worker that is idle is ended, and processor time after which it is ended anyway.
+    """Idle time, or processor time, after which a worker that was released in the middle of the job is ended.
 
-    It counts for a worker that leaves in the middle of the job. No process waits for that worker, and it yields to the
-    workers that train: on busy cores its last acts take long by the clock.
+    Nothing waits for it, and it yields to the workers that train: on busy cores its last acts take long by the clock.
     """
     most_nodes: int = 0
     """Most nodes, if other nodes may join later; 0: only as many as at the start."""
