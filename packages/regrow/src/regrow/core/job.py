@@ -66,7 +66,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     numa_binding: str = ""
     """Part of a node, in torchrun's terms, to which workers are bound near their accelerators; empty: no binding."""
     hydration: str = "sockets"
-    """How newcomers read state (`--hydration`): over `sockets`, from `memory`, or by `nixl`."""
+    """Way in which newcomers read state (`--hydration`): over `sockets`, from `memory`, or by `nixl`."""
     log_rules: list[LogRule] = []
     """Rules for the lines that workers print."""
     trial_steps: int = 0

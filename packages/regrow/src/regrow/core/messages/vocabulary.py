@@ -85,7 +85,7 @@ class Role(StrEnum):
 
 
 class Warmth(StrEnum):
-    """How far a standby goes before it waits: torch imported, or the script run up to `session.steps`."""
+    """Progress that a standby makes before it waits: torch imported, or the script run up to `session.steps`."""
 
     IMPORTS = "imports"
     BUILT = "built"
