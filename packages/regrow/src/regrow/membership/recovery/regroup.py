@@ -1,4 +1,4 @@
-"""End of a generation that was given up: lost ranks are filled, or their replicas are dropped.
+"""Way out of a generation that was given up: lost ranks are filled, or their replicas are dropped.
 
 If no place is left for a lost rank, the world goes on with fewer replicas, if the limits allow that. Below the minimum
 the survivors wait and keep the state until there is room again, or until the deadline.
@@ -40,12 +40,12 @@ class Regroup:
         self._job, self._size, self._ladder, self._generations = job, size, ladder, generations
         self._checkpoints = checkpoints
         self._unlike = ""
-        """Reason why the world can have no other size, found by a candidate; empty: none was found."""
+        """Reason why the world can have no other size, found by a candidate; empty: no candidate has found any."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.again = StartFromMemory(job, ladder, generations.copies, checkpoints, generations.doubts)
 
     def advance(self, now: Instant) -> None:
-        """Go to the next state if the facts so far allow it: the next generation, or waiting."""
+        """Fill lost ranks or drop replicas, then form the next generation, or wait, as far as the facts allow."""
         job, roster = self._job, self._roster
         self._ladder.newcomers.due(now)
         if isinstance(job.state, Retaining):
@@ -80,16 +80,16 @@ class Regroup:
             self._generations.form(Generation(job.generation + 1), now)
 
     def copied(self, fact: CopiesHeld | StateKept, now: Instant) -> None:
-        """A node has reported the state in its memory."""
+        """Take a node's report on the state in its memory."""
         if isinstance(fact, StateKept):
             self.again.apply(fact, now)
         else:
             self._generations.copies.apply(fact)
 
     def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
-        """Restart all workers from the state in memory if no newcomer can take a lost rank; True if none is tried.
+        """Restart all workers from memory if no newcomer can take a lost rank; returns True if no newcomer is tried.
 
-        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer replicas, if it may.
+        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer replicas, if allowed.
         """
         job, ladder = self._job, self._ladder
         refuted = not job.replacements.allowed
@@ -127,7 +127,7 @@ class Regroup:
         reason: str,
         by: Instant | None = None,
     ) -> None:
-        """All ranks have halted: remove the replicas `drop`, append `newcomers` as the last ranks, renumber all."""
+        """Remove the replicas `drop`, append `newcomers` as the last ranks, renumber all. All ranks have halted."""
         roster, unit = self._roster, self._spec.unit
         after = self._job.replicas - len(drop) + len(newcomers) // unit
         reported = self._change(kind, reason, by).world_change(Generation(self._job.generation + 1), after, now)
@@ -141,12 +141,12 @@ class Regroup:
         for worker in newcomers:
             roster.nodes[worker.node].failed_candidates = 0
         roster.renumber([*staying, *newcomers], now)
-        self._orders.left.clear()  # It is by the former ranks.
+        self._orders.left.clear()  # The values are stored by the former ranks.
 
     def move(
         self, newcomers: Sequence[WorkerRecord], now: Instant, *, kind: str, reason: str, by: Instant | None = None
     ) -> None:
-        """All ranks have halted: candidates take over the ranks for which they were built."""
+        """Let candidates take over the ranks for which they were built. All ranks have halted."""
         replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
         reported = self._change(kind, reason, by).world_change(generation, replicas, now)
         for worker in newcomers:
