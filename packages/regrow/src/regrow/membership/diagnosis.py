@@ -129,7 +129,7 @@ def torn(ranks: Mapping[Rank, StepNo]) -> str:
 def uncovered(
     start: Uncovered, buddy_every: int, reported: str = "", broken: Mapping[Rank, StepNo] = MappingProxyType({})
 ) -> str:
-    """Message that some part of the state is in no living worker's memory. `reported`: the last error of its workers.
+    """Message that no living worker has some part of the state. `reported`: last report of the workers that had it.
 
     `broken`: ranks that were in the middle of an update, with its step.
     """

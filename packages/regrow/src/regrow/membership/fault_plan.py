@@ -113,7 +113,7 @@ class DeviceFailure(NamedTuple):
 
 
 _LIKE = 3
-"""Number of equal errors at one step, or of symptoms without a cause, from which on the script is to blame."""
+"""After this many equal errors at one step, or symptoms without a cause, the script is to blame."""
 
 
 class ScriptErrors:

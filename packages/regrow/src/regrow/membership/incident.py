@@ -68,9 +68,9 @@ class Incident:
     before: int = 0
     after: int = 0
     replacements: dict[WorkerId, dict[str, Seconds]] = field(default_factory=dict)
-    """Durations of the stages through which each worker went that joined during the incident."""
+    """For each worker that joined during the incident: the durations of its stages."""
     not_kept: dict[str, list[Rank]] = field(default_factory=dict)
-    """Variables with a different value on each rank, and the ranks whose values of them were lost."""
+    """Variables with a different value on each rank; for each of them, the ranks that have lost their value."""
     stood: dict[WorkerId, Instant] = field(default_factory=dict)
     """Time, on the node's clock, at which each newcomer reached the step that it has not committed yet."""
 

@@ -171,8 +171,8 @@ class KeptState:
 class Belief:
     """Evidence that the result equals that of a run without faults.
 
-    doubt: reason, for people, why that is not proven; empty: there is no doubt.
-        doubt: reason why that is not proven, for people; empty: there is none.
+    Attributes:
+        doubt: reason, for people, why that is not proven; empty: there is no doubt.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Replacements:
         """True if ranks have state that no other rank has."""
         self.unproven = ""
         self.own: Mapping[str, Set[str]] = {}
-        """Plain variables of the script that differ between the ranks of a holding, by holding."""
+        """For each holding: the plain variables of the script that differ between its ranks."""
         self._doubts: set[str] = set()
 
     @property

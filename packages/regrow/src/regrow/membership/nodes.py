@@ -45,7 +45,7 @@ class Nodes:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
 
     def joined(self, event: facts.NodeJoined, now: Instant) -> None:
-        """Take in a node whose agent registered: of a gathering job, lost and back again, or additional."""
+        """Enter a node whose agent registered: of a gathering job, a lost one that is back, or an additional one."""
         node, gathering = self._roster.nodes.get(event.node), isinstance(self._job.state, Gathering)
         known = node is not None
         self._placed = []
@@ -74,7 +74,7 @@ class Nodes:
             self._give_up(placed, say.node_lost(node.node, event.reason), now, now - event.silent)
 
     def stopped(self, event: facts.NodeStopped, now: Instant) -> None:
-        """Take a node out whose agent has ended: on an order, once no worker was left there, or as announced."""
+        """Take out a node whose agent has ended: on an order, once no worker was left there, or as announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
             node.stopped = True

@@ -67,7 +67,7 @@ class Orders:
         self._plan = plan
         self._out: list[Command] = []
         self.left: dict[Rank, list[OwnValues]] = {}
-        """Values of its own that a rank's worker left when it ended, by rank."""
+        """For each rank: the values of its own that its worker left when it ended."""
 
     def take(self) -> list[Command]:
         """The commands since the last call."""
@@ -195,7 +195,7 @@ class Orders:
         Args:
             change: difference in size from the last formed generation.
             over: every rank has run the last step.
-            as_committed: run the script's code after the last step again, though no worker has reported it was run.
+            as_committed: run the script's code after the last step again, even if no worker has reported that it must.
         """
         placed = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in placed]

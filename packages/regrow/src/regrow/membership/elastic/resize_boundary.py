@@ -25,7 +25,7 @@ _LEAVE_S: Seconds = 1.0
 _STOP_S: Seconds = 0.5
 """Time that an immediate halt needs before a worker can leave."""
 MOST_TRIES = 3
-"""Most steps agreed on, one after the other, before all ranks are halted at once."""
+"""Number of steps that may be agreed on, one after the other, before all ranks are halted at once."""
 
 
 class ResizeWay(StrEnum):

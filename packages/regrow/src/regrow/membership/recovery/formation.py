@@ -195,7 +195,7 @@ class Generations:
         """Send, or repeat, the permission to leave the loop, as no later order would replace one that was lost."""
         waiting = self._roster.newest(Stage.FINISHED)
         if waiting is not None and now >= waiting.since + self._spec.build_deadline:
-            self.release(now)  # Ranks that have finished wait no longer for the others.
+            self.release(now)  # Ranks that have finished no longer wait for the others.
             return
         self._job.goto(Closing(now + self._spec.halt_deadline))
         self._orders.release_from_loop()

@@ -94,7 +94,7 @@ class HangVerdict:
 
 
 def judge(looks: Sequence[RankObservation], bounds: Bounds) -> HangVerdict:
-    """Judge which of the workers that hold a rank hang. `looks`: all of them."""
+    """Judge which of the workers that hold a rank hang, from the observations of all of them."""
     present = [look for look in looks if not look.finished]
     stopped = [look for look in present if look.seen is not None and look.seen.stopped]
     if stopped:

@@ -46,7 +46,7 @@ class Proofs:
 
     Args:
         job: the job whose newcomers are proven.
-        Number of the newest proof of each rank, in the order in which proofs were made.
+        can_take: True if a standby can take a rank in that slot.
     """
 
     def __init__(self, job: Job, can_take: CanTake) -> None:
@@ -57,7 +57,7 @@ class Proofs:
         self._first = FIRST_STEP
         self._done: set[str] = set()
         self._turns: dict[Rank, int] = {}
-        """Number of the last proof of each rank."""
+        """Number of the newest proof of each rank, in the order in which proofs were made."""
         self._rank_0_due = True
         self._due: Instant = 0.0
         self._cost: Seconds = 0.0
