@@ -14,7 +14,7 @@ from regrow.observe.thinning import records_since
 
 
 def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proof:
-    """Decide if a chain of jobs has read every sample exactly once.
+    """Decide whether a chain of jobs has read every sample exactly once.
 
     Args:
         jobs: names, folders or files, in the order in which they ran; none: the running job, else the newest.

@@ -42,7 +42,7 @@ class JobState:
     """State of the job; only `goto` changes it.
 
     A transition that is not in the table is a defect of regrow. It is made all the same, so that the job goes on,
-    on, and kept in `unforeseen` until it is reported; tests and simulator accept none.
+    and kept in `unforeseen` until it is reported; tests and simulator accept none.
     """
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ def _swapped(going: Sequence[ReplicaCandidate], staying: Sequence[ReplicaCandida
 
 
 def _exposed(replicas: Sequence[ReplicaCandidate]) -> int:
-    """Number of places in a replica whose ranks, among several replicas, all fail together."""
+    """Number of parts of the state whose holders, in two or more replicas, all share one failure domain."""
     places = min((len(each.homes) for each in replicas), default=0)
     if len(replicas) < 2:
         return 0
@@ -195,7 +195,7 @@ def first_slots(
 
 
 def _slots_exposed(rank_slots: Sequence[RankSlot], unit: int, domains: Mapping[NodeId, str]) -> int:
-    """Number of places in a replica whose ranks, among several replicas, all fail together."""
+    """Number of parts of the state whose holders, in two or more replicas, all share one failure domain."""
     homes = [domains.get(slot.node) or slot.node for slot in sorted(rank_slots, key=lambda each: each.rank)]
     cut = range(0, len(homes), unit)
     return _exposed([ReplicaCandidate(at // unit, homes=tuple(homes[at : at + unit])) for at in cut])

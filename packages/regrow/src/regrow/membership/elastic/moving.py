@@ -146,7 +146,7 @@ class Moving:
         """Move ranks off a node in quarantine to a free one, once a newcomer was proven to compute the same as a rank.
 
         If the health check was wrong, the move costs only its pause. Ranks with values of their own are not
-        moved, because large ones do not travel.
+        moved, because large values are not sent along.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
         if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
