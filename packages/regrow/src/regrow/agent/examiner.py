@@ -65,7 +65,7 @@ class Examiner:
         self._soon("joined", QUICK, 0.0)
 
     def formed(self, generation: Generation) -> None:
-        """Examine the node after an incident, which every generation but the first follows. Ignores repeated calls."""
+        """Examine the node after an incident, which each new generation but the first follows. Ignores repetition."""
         first, known = self._newest == 0, self._newest
         self._newest = max(known, generation)
         if self._newest > known and not first:

@@ -27,7 +27,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 class LogTap:
-    """The tap of one node's output; without rules it does nothing.
+    """Passes the output of a node's workers to the process that applies the rules; without rules it does nothing.
 
     Args:
         config: configuration of the node, with the rules.

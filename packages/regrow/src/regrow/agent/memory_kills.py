@@ -30,7 +30,7 @@ def _events() -> list[Path]:
 
 
 class MemoryKills:
-    """Finds out if a process was killed for lack of memory: the kernel's count has grown since the last such kill."""
+    """Detects that a process was killed for lack of memory: the kernel's count of such kills has grown."""
 
     def __init__(self) -> None:
         self._known = memory_kills()

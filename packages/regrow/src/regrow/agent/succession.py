@@ -21,7 +21,7 @@ _ANSWERED = facts.WorkerExited | facts.WorkerFailed | facts.WorkerFaulted | fact
 
 
 class NextCoordinator:
-    """Queries of one agent to its launcher.
+    """Queries by which one agent asks its launcher for the present coordinator.
 
     Args:
         config: configuration of the agent.
@@ -42,7 +42,7 @@ class NextCoordinator:
         self._unanswered = None
 
     async def find(self, session: aiohttp.ClientSession) -> Leader | None:
-        """Find the successor of a lost coordinator; None: there is none, or the old one lives and dropped us."""
+        """Find a lost coordinator's successor; None: there is none, or the old one lives and dropped this agent."""
         if not self._launcher:
             return None
         leader = await self._ask(session, "lost", _LONGEST_S)

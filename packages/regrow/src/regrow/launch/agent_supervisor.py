@@ -111,7 +111,7 @@ class AgentSupervisor:
         return self._config.node
 
     def follow(self, leader: Leader) -> None:
-        """Agents started from now on register with this leader."""
+        """Let agents that are started from now on register with this leader."""
         self._config = msgspec.structs.replace(self._config, coordinator=leader.address, term=leader.term)
 
     async def keep(self) -> Departure:

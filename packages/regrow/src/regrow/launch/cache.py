@@ -97,7 +97,7 @@ class CacheHome:
         return msgspec.structs.replace(config, data_dir=str(made.path), data_budget=self._budget), made
 
     def clear(self, folder: DataFolder | None) -> None:
-        """Remove the folder of an agent that has ended, with its workers."""
+        """Remove the cache folder of an agent that has ended together with its workers."""
         if folder is None:
             return
         try:

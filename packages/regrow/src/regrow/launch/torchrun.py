@@ -1,4 +1,4 @@
-"""The flags of torchrun as options of `regrow run`: those with an effect here, those without one, and spellings.
+"""The flags of torchrun as options of `regrow run`: those with an effect here, those without, and their spellings.
 
 Flags of `hyperpodrun`, HyperPod's launcher, are accepted too: in-process recovery always happens here, and the address
 of its agent is not needed. Its scripts before and after the training would have to run, so they are refused.

@@ -56,7 +56,7 @@ class TrialRun:
 
 
 def plan_kills(*, ranks: int, steps: int | None = None, kills: int | None = None) -> list[Kill]:
-    """Plan a kill of each rank in each phase, a few steps apart; if too few are allowed, each phase comes first.
+    """Plan a kill of each rank in each phase, a few steps apart; if only fewer fit, the first ones cover every phase.
 
     Raises:
         UsageError: the steps do not suffice for a single kill.

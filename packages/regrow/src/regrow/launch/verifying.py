@@ -31,7 +31,7 @@ def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proo
 
 
 def locate(jobs_home: Path, job: str | None) -> Path:
-    """The folder of a job by its name, or a folder or file of records. Raises `UsageError` if there is none."""
+    """Path of a job's folder, found by the job's name, or of the given folder or file. Raises `UsageError`."""
     path = Path(job) if job is not None else None
     if path is not None and path.exists() and not any(entry.job == job for entry in list_jobs(jobs_home)):
         return path

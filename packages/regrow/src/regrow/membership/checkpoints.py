@@ -39,12 +39,12 @@ CheckpointFact = SnapshotHeld | PartsWritten | CheckpointWritten | CheckpointFai
 
 @dataclass(frozen=True)
 class NoCheckpoint:
-    """No checkpoint is under way."""
+    """State while no checkpoint is under way."""
 
 
 @dataclass(frozen=True)
 class Snapshotting:
-    """The workers in `asked` were ordered to take a snapshot at `step`; `held`: the step at which each has taken it."""
+    """State while the workers in `asked` take a snapshot at `step`; `held`: the step at which each has taken it."""
 
     step: StepNo
     since: Instant
@@ -55,7 +55,7 @@ class Snapshotting:
 
 @dataclass(frozen=True)
 class Writing:
-    """The agents write their parts; `left`: nodes that have not reported that they are done."""
+    """State while the agents write their parts; `left`: nodes that have not reported that they are done."""
 
     step: StepNo
     since: Instant
@@ -66,7 +66,7 @@ class Writing:
 
 @dataclass(frozen=True)
 class Finishing:
-    """One agent puts the parts together."""
+    """State while one agent puts the parts together."""
 
     step: StepNo
     since: Instant
@@ -117,7 +117,7 @@ class Checkpoints:
         return self._next_at
 
     def stop_schedule(self) -> None:
-        """The job has stopped training: begin no further checkpoint on schedule."""
+        """Begin no further checkpoint on schedule, because the job has stopped training."""
         self._next_at = None
 
     @property
@@ -203,7 +203,7 @@ class Checkpoints:
         return None if self._written in self._refused else self._written, self._given_up
 
     def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
-        """True if the last step, at which all ranks are, is on disk or was given up; else begin its checkpoint.
+        """True if the last step is on disk or was given up; else begin its checkpoint. All ranks must be at that step.
 
         Args:
             halted: ask only ranks that are halted at this step; there may be no others.
@@ -232,7 +232,7 @@ class Checkpoints:
                 self._fail(f"{state.node} did not put the parts together {waited}", now)
 
     def node_lost(self, node: NodeId, now: Instant) -> None:
-        """Give up the checkpoint that needs a lost node. Other ranks may still save the state before the job ends."""
+        """Give up a checkpoint that needs the lost node. Other ranks may still save the state before the job ends."""
         match self._state:
             case Snapshotting(asked=asked) if any(home == node for _, home in asked.values()):
                 self._fail(f"{node} was lost", now, again=True)

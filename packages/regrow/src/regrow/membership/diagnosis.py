@@ -42,7 +42,7 @@ def unforeseen(change: str) -> str:
 
 
 def early_reads(where: str) -> str:
-    """Message that standbys that have run the script already would be wrong for another rank."""
+    """Message that standbys would be wrong for another rank because they have run the script already."""
     return (
         f"{READS_EARLY} ({where}), so a standby built for one rank cannot take another's place: standbys now wait "
         "before the script, which makes them slower (as with --warmth imports). To have built standbys, ask "
@@ -158,7 +158,7 @@ def replicas_differ(
 
 
 def replicas_start_unlike(found: Divergence) -> str:
-    """Message that ranks that should hold the same state have built different values."""
+    """Message that ranks have built different values although they should hold the same state."""
     first, *others = found.alike
     odd = ", ".join(_ranks(ranks) for ranks in others)
     return (
@@ -178,7 +178,7 @@ def replicas_unlike(found: Divergence) -> str:
 
 
 def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
-    """`replicas_unlike` with consequence and cure. `again`: ranks that are replaced because of it."""
+    """Message of `replicas_unlike`, with its consequence and a cure. `again`: ranks that are replaced because of it."""
     text = replicas_unlike(found)
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
@@ -329,7 +329,7 @@ def change_too_late(replicas: int, wanted: int, reason: str) -> str:
 
 
 def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
-    """Message that a worker that was released during the training does not end."""
+    """Message that a worker does not end although it was released during the training."""
     return (
         f"rank {rank} of {node} was released and has not ended, though it has been idle, or has computed, for "
         f"{waited:g} s: it is ended; see its log"

@@ -100,7 +100,7 @@ class _Seen(NamedTuple):
 
 
 class DeviceFailure(NamedTuple):
-    """A device failed for good under a rank.
+    """Permanent failure of a device that a rank was using.
 
     Attributes:
         device: the node, and the device's index on it.

@@ -162,7 +162,7 @@ class WantedSize:
 
 @dataclass(frozen=True)
 class KeptState:
-    """Record that `state@step` is in the agents' memory. `as_committed`: without the script's code after that step."""
+    """State in the agents' memory: `state@step`. `as_committed`: from before the script's code after that step."""
 
     step: StepNo
     as_committed: bool = False
@@ -189,7 +189,7 @@ class Belief:
         return news
 
     def unlike(self, reason: str) -> str:
-        """Note that the script gives ranks different values, harmless until a rank gets another's. Returns a doubt."""
+        """Note that the script gives ranks different values. Returns a doubt if a rank has received another rank's."""
         self._latent = self._latent or reason
         return self._latent if self._copied else ""
 

@@ -74,7 +74,7 @@ class Nodes:
             self._give_up(placed, say.node_lost(node.node, event.reason), now, now - event.silent)
 
     def stopped(self, event: facts.NodeStopped, now: Instant) -> None:
-        """Take out a node whose agent has ended: on an order, once no worker was left there, or as announced."""
+        """Remove a node whose agent has ended, either on an order, once no worker was left there, or as announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
             node.stopped = True

@@ -63,7 +63,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Uncovered:
-    """Decision that no step is complete. `ranks`: those whose state no living worker and no copy has."""
+    """Decision that no step is complete. `ranks`: ranks whose state neither a living worker nor a copy has."""
 
     step: StepNo
     ranks: tuple[Rank, ...]

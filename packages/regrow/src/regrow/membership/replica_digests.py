@@ -35,7 +35,7 @@ class Divergence:
 
     @property
     def odd(self) -> tuple[Rank, ...]:
-        """Ranks that differ from a strict majority of three or more; empty if there is none."""
+        """Ranks that differ from a strict majority of three or more; empty if there is no such majority."""
         count = sum(len(ranks) for ranks in self.alike)
         if count < 3 or 2 * len(self.alike[0]) <= count:
             return ()

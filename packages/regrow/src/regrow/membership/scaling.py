@@ -125,7 +125,7 @@ class ReplicaCandidate:
 
 
 def leavers(replicas: Sequence[ReplicaCandidate], count: int) -> frozenset[int]:
-    """The replicas to remove: broken ones first, then those on draining nodes, those behind, the highest ones.
+    """The replicas to remove: first broken ones, then those on draining nodes, those behind the newest state, the last.
 
     Among equal replicas, those stay that keep the holders of each part of the state in different failure domains.
     """

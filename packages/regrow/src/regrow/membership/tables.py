@@ -93,7 +93,7 @@ def _is_little(change: TableChange, table: GenerationTable, nodes: int) -> bool:
 
 
 def _pass_on(table: GenerationTable, have: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> list[TableOrder]:
-    """Orders that bring the whole table to `nodes`, from the coordinator or from each other. `have`: others with it."""
+    """Orders that bring the whole table to `nodes`, from the coordinator or each other. `have`: other nodes with it."""
     if len(nodes) <= DIRECT:
         return [KeepTable(node.node, table) for node in nodes]
     first = max(0, WIDTH - len(have))

@@ -90,7 +90,7 @@ class CopyStore:
     # --- from workers ------------------------------------------------------------------------------------------
 
     def snapshot_taken(self, fact: SnapshotTaken, pid: int) -> str:
-        """Keep a copy of its state that a worker has taken in shared memory, and send it to the buddy.
+        """Keep a worker's copy of its state, which is in shared memory, and send the copy to the buddy.
 
         Returns the reason if the copy cannot be kept, else an empty string.
         """

@@ -98,7 +98,7 @@ class RankStream:
             self._changed.notify_all()
 
     def place(self, placement: Placement) -> None:
-        """Send to this buddy from now on, including present versions. A transfer under way starts again there."""
+        """Send versions to this buddy from now on, also the present ones. A transfer under way starts anew there."""
         with self._changed:
             if placement == self._placement:
                 return

@@ -54,7 +54,7 @@ class CopyVersion:
 
     @property
     def described(self) -> KeptCopy:
-        """Description for the coordinator."""
+        """Description of this copy for the coordinator."""
         return KeptCopy(self.rank, self.holding, self.step, self.payload)
 
     def learn(self, chunk: int, digest: bytes | bytearray) -> None:
@@ -102,7 +102,7 @@ class CopyVersions:
         self._versions: dict[Rank, list[CopyVersion]] = {}
 
     def put(self, version: CopyVersion) -> None:
-        """Add a whole copy and drop superseded ones: two are kept per rank, and none to which no world could return."""
+        """Add a whole copy and drop superseded ones: two are kept per rank, unless no world could return to them."""
         with self._lock:
             kept = [old for old in self._versions.get(version.rank, ()) if old.step != version.step and old.whole]
             self._versions[version.rank] = sorted([*kept, version], key=lambda each: each.step)[-VERSIONS:]

@@ -44,7 +44,7 @@ class PeerLinks:
         self._links: dict[str, asyncio.Task[_Link]] = {}
 
     def open(self, own: str) -> None:
-        """Set the address of this agent's store, which the other agents are sent."""
+        """Set the address of this agent's store, which is sent to the other agents."""
         self._own = own
 
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:

@@ -112,7 +112,7 @@ class PromptAnswers:
         return Found(None, False) if queue and self._table.length(key) else None
 
     def hand_out(self, key: str, value: bytes, caller: str) -> Found:
-        """Give out a cached value. A caller that may keep it is noted at once; none may if it was dropped here."""
+        """Give out a cached value. The caller may keep it, and is noted as a holder, unless it was dropped here."""
         keep = bool(caller) and self._copies.get(key) is value
         if keep:
             self._copies.note(key, caller)

@@ -51,7 +51,7 @@ def is_direct(key: str) -> bool:
 
 
 def parent(node: int, root: int, nodes: int) -> int:
-    """Node that `node` asks on the way to `root`; the root itself for the root."""
+    """Node that `node` asks on the way to `root`; for the root, the root itself."""
     unit = 1
     while node != root:
         step = (root // unit % RADIX - node // unit % RADIX) * unit
@@ -62,7 +62,7 @@ def parent(node: int, root: int, nodes: int) -> int:
 
 
 def next_hop(key: str, node: int | None, nodes: int, world: int) -> int:
-    """Node that `node` asks for a key; the key's home itself for the home.
+    """Node that `node` asks for a key; for the key's home, the home itself.
 
     Args:
         key: the key as the store knows it.

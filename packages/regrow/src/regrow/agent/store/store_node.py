@@ -240,7 +240,7 @@ class StoreNode:
         return Found(reply.value, reply.keep)
 
     async def _ask_up(self, way: KeyRoute, request: StoreMessage, within: Seconds) -> StoreReply:
-        """Ask through the tree, or the home directly if an agent on the way was lost, with only its own copies."""
+        """Ask through the tree; ask the home directly if an agent on the way, which had only copies, was lost."""
         try:
             return await self._peers.ask(way.hop, request, within)
         except StoreNodeLost as lost:

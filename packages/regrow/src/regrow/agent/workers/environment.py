@@ -144,7 +144,7 @@ class SpawnRequests:
 
 
 def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
-    """The worker's description of its place; the worker itself fills in the descriptors.
+    """The description of its place that a worker receives; the worker itself fills in the descriptors.
 
     Args:
         store: address at which this node's agent serves the keys.

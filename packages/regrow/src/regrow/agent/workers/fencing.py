@@ -1,4 +1,4 @@
-"""Ends with certainty a worker and everything that it started.
+"""Ends a worker, and everything that it started, with certainty.
 
 A worker leads its own session and process group, so that its loaders and subprocesses end with it. Processes that left
 the group are found by the session; processes that left the session too end with the agent.
@@ -75,7 +75,7 @@ def kill_sessions(leaders: Collection[int], *, spared: Collection[int] = ()) -> 
 
 
 def end_sessions(leaders: Collection[int], *, within: Seconds) -> None:
-    """Repeat `kill_sessions` until no process is left or the time is over; for a process that is not their parent."""
+    """Repeat `kill_sessions` until no process is left or the time is over; for a caller that is not their parent."""
     deadline = time.monotonic() + within
     while leaders and kill_sessions(leaders) and time.monotonic() < deadline:
         time.sleep(0.01)

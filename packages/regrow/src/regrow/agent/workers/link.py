@@ -142,7 +142,7 @@ class WorkerLink:
             self._gone = True
 
     def let_go(self) -> None:
-        """Release the channel in a fork of the worker, which is not a worker."""
+        """Release the channel in a process that the worker has forked, as that process is no worker."""
         self._gone = self._closed = True
         self._channel.let_go()
         self.board.let_go()

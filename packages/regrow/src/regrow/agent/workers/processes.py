@@ -85,7 +85,7 @@ def held_back() -> Iterator[None]:
 
 
 def heed_nobody() -> None:
-    """Ignore signals that ask for an end, also earlier ones. For a process that the agent ends itself."""
+    """Ignore signals that ask for an end, even earlier ones, in the calling process, which the agent ends itself."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)

@@ -71,7 +71,7 @@ class Shield:
         return _default(number) if handler == self._arrived else handler
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """Pause until it is known whether the agent got the signal too; the script goes on if the worker must stay."""
+        """Pause until it is known whether the agent got the signal too; if it did not, the signal takes effect."""
         if self._deciding:
             return
         self._deciding, until = True, time.monotonic() + _ALONE_S

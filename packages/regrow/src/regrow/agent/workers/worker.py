@@ -87,7 +87,7 @@ class Worker:
         self._channel = WorkerChannel(ours, on_fact=self._receive, on_garbage=self._distrust)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
-        """Call once: the worker's descriptors (channel, board, output, errors), and the agent's ends of its output.
+        """The worker's descriptors (channel, board, output, errors), and the agent's ends of its output. Call it once.
 
         Raises `OSError`, after closing everything.
         """
@@ -200,7 +200,7 @@ class Worker:
             signal_group(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to all of the worker's processes; once it has started, if it has no process yet."""
+        """Send SIGKILL to all of the worker's processes; if it has no process yet, as soon as it has one."""
         self.doomed = True
         if self._end is not None:
             kill_worker(self._end)
@@ -237,7 +237,7 @@ class Worker:
         self._pulse.listen(wake)
 
     def dying(self) -> tuple[int, Instant] | None:
-        """The result that `reap` will have, if the worker's end has begun; first handles facts of its main thread."""
+        """The result that `reap` will have, if the worker's end has begun; else None. First handles late facts."""
         if self.pid is None or self._end is None:
             return None
         seen = time.monotonic()

@@ -148,7 +148,7 @@ class ZygoteClient:
             self._request(pending)
 
     def forget(self, pid: int) -> None:
-        """Note that a worker and its session are gone."""
+        """Inform the zygote that a worker and its session are gone."""
         if self._ready:
             self._send(ForgetWorker(pid))
 

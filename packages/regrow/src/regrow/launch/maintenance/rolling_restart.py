@@ -32,7 +32,7 @@ _SETTLE_S: Seconds = 2.0
 
 
 class RestartProgress(msgspec.Struct, frozen=True):
-    """Contents of the progress file: the finished nodes, of those that were named, or of all if none was named."""
+    """Contents of the progress file. `done`: nodes that are finished. `wanted`: nodes that were named; empty: all."""
 
     done: list[NodeId] = []
     wanted: list[NodeId] = []

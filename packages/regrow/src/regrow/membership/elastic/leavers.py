@@ -15,7 +15,7 @@ _TOUCH_S: Seconds = 0.05
 
 
 class Leavers:
-    """Limits on the stay of leavers.
+    """Limits on how long workers may stay after they were released.
 
     Args:
         roster: the job's workers.

@@ -137,7 +137,7 @@ class Moving:
             self.move = RankMove(source, None, to, f"they follow rank {rank} of their replica", self._roster.world)
 
     def take_proof(self) -> bool:
-        """True, once, if moves off nodes in quarantine waited for a proof of a newcomer that has arrived by now."""
+        """Return True, only once, if the proof of a newcomer has arrived for which moves off unfit nodes waited."""
         proven = self._await_proof and bool(self._job.replacements.proven)
         self._await_proof = self._await_proof and not proven
         return proven

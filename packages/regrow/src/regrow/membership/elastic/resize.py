@@ -169,7 +169,7 @@ class Resizing:
             self._orders.fence(worker, "its script does not fit a larger world", now)
 
     def candidate_lost(self, worker: WorkerRecord, why: str, now: Instant) -> None:
-        """Count a candidate that ended before it got its rank as a failure."""
+        """Count a failure, because a candidate has ended before it got its rank."""
         self._count_failure(worker, f"candidate {worker.worker} {why}", now)
 
     def late(self, now: Instant) -> None:

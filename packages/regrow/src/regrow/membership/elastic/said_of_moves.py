@@ -55,7 +55,7 @@ def held_nowhere_else(ranks: Sequence[Rank]) -> str:
 
 
 def follows(rank: Rank, ranks: Sequence[Rank], source: NodeId, to: NodeId) -> str:
-    """Note that the rest of a replica follows the rank of it that has moved."""
+    """Message that the rest of a replica follows the rank of it that has moved."""
     return f"{_ranks(ranks)} of {source} follow{'s' * (len(ranks) == 1)} rank {rank} of their replica to {to}"
 
 
@@ -65,10 +65,10 @@ def leave_unfit(ranks: Sequence[Rank], source: NodeId, why: str) -> str:
 
 
 def stays_apart(rank: Rank, to: NodeId, source: NodeId, why: str) -> str:
-    """Note that a rank has moved away from its replica, which cannot follow."""
+    """Message that a rank has moved away from its replica, which cannot follow."""
     return f"rank {rank} went to {to}, and speaks over the network with those of its replica on {source}: {why}"
 
 
 def given_up(source: NodeId, why: str) -> str:
-    """Note that a move is given up and training goes on unchanged."""
+    """Message that a move is given up and training goes on unchanged."""
     return f"the ranks of {source} are not moved: {why}"

@@ -45,7 +45,7 @@ class StartFromMemory:
         """Time until which survivors are asked for their state."""
 
     def begin(self, cause: str, now: Instant, *, to_disk: bool) -> None:
-        """Ask survivors, which are all halted, for their state; there is room for all ranks. `to_disk`: save it too."""
+        """Ask the halted survivors for their state, to restart all workers with it. `to_disk`: save it to disk too."""
         self._cause, self._to_disk = cause, to_disk
         if self._doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self._doubts.open.step), now)

@@ -96,7 +96,7 @@ class Auditor:
             self._job.orders.add(KeepOwn(worker.worker, sorted(own)[:_MOST_OWN]))
 
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
-        """Record which of its rank's own values a worker that has joined a new membership has from another rank."""
+        """Record which values that belong to its own rank a worker now has from another rank, after it has joined."""
         if fact.unlike is not None and worker.rank is not None:
             own = {*fact.unlike, *self._job.replacements.own.get(worker.holding, ())} - {*fact.kept}
             self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))

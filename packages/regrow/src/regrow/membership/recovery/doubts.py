@@ -9,7 +9,7 @@ from regrow.membership import recovery_point
 
 @dataclass(frozen=True)
 class Doubt:
-    """Record that the states at `step` cannot be trusted. `wrong`: ranks known to be wrong; others may be wrong too."""
+    """Doubt about the states at `step`. `wrong`: ranks that are known to be wrong; others may be wrong too."""
 
     step: StepNo
     wrong: frozenset[Rank]

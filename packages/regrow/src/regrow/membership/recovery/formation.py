@@ -124,7 +124,7 @@ class Generations:
         self._say_exposed(now)
 
     def _say_exposed(self, now: Instant) -> None:
-        """Note, unless it was the last such note, that all holders of one part of the state would fail together."""
+        """Write a note, once for each case, if all holders of one part of the state would fail together."""
         held = {each.rank: each.holding for each in self._roster.placed() if each.rank is not None}
         together = scaling.failing_together(self._roster)
         ranks = scaling.exposed_ranks(held, scaling.nodes_of_ranks(self._roster), together)

@@ -37,7 +37,7 @@ _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
 
 @dataclass(frozen=True)
 class Bounds:
-    """Longest standstill of a worker, by its observation. `ordered`: the user set the bound; evidence did not."""
+    """Longest standstill of a worker, by its observation. `ordered`: set by the user, not derived from evidence."""
 
     base: Seconds
     ordered: bool = False
@@ -144,7 +144,7 @@ def overdue(seen: WorkerObservation | None, waited: Seconds, bounds: Bounds) -> 
 
 
 def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
-    """True if a worker waits for its device, by its progress page; a worker that stands still for long queries it.
+    """True if the worker's progress page shows a wait for its device; workers that stand still for long query it.
 
     A wait in the driver looks like work of the processor, which may take any time. Only a bound set by the user may
     expire before that query; then such a worker counts as waiting for its device.
@@ -167,7 +167,7 @@ def _waits_for_sure(seen: WorkerObservation | None) -> bool:
 
 
 def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
-    """Ranks that have called fewer collectives than others in each of their uneven groups; none if all ranks have.
+    """Ranks that have called fewer collectives than others in each of their uneven groups; none if all ranks did.
 
     Args:
         counts: by rank, its number of calls in each group.

@@ -100,7 +100,7 @@ class Standbys:
             self._orders.note(note, now, worker)
 
     def _unfit(self, worker: WorkerRecord, text: str, why: str, now: Instant) -> None:
-        """End the job because a first worker does not fit it; drop any other worker, so that another is tried."""
+        """Handle a worker that does not fit the job: end the job if it is one of the first workers, else drop it."""
         if worker.role.placed and isinstance(self._job.state, Building):
             self._job.end(SCRIPT_ERROR, text, now)
             return

@@ -63,7 +63,7 @@ class Stopping:
             self._checkpoints.save_before_end(self._job.step, 0.0, now)
 
     def requested(self, event: facts.StopRequested, now: Instant) -> None:
-        """Begin to stop, as a signal or an operator requests. A repeated request does not extend the first's time."""
+        """Begin to stop, as a signal or an operator requests. A repeated request does not extend the time limit."""
         if self.deadline is not None and event.patience:
             return
         self._job.stopping = event.reason
@@ -78,7 +78,7 @@ class Stopping:
             self._job.stop_by = now
 
     def advance(self, now: Instant) -> None:
-        """Continue a requested stop; end the job when it is time to."""
+        """Continue a requested stop; end the job once its time is over or everything is saved."""
         if self.deadline is not None:
             self._asked(self.deadline, now)
         if isinstance(self._job.state, Saving):

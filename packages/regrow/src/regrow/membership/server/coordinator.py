@@ -254,7 +254,7 @@ class Coordinator:
             self._timer = asyncio.get_running_loop().call_later(wait, self._time_passed, self._clock.now() + wait)
 
     def _time_passed(self, due: Instant) -> None:
-        """Handle the deadline at `due`. A late call shows that this process was paused; then read messages first."""
+        """Handle the deadline at `due`; if called late, after a pause of this process, read queued messages first."""
         late = self._clock.now() - due
         if late < _PAUSE:
             self.submit(facts.TimeAdvanced())

@@ -322,7 +322,7 @@ class Succession:
     # --- workers that build ------------------------------------------------------------------------------------
 
     def _build_on(self, table: GenerationTable, now: Instant) -> None:
-        """Continue a start of all workers, after which no generation was formed yet."""
+        """Let all workers go on building, as no generation was formed since they were started."""
         self._job.goto(Building())
         if self._job.kept is not None:
             self._generations.copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))

@@ -90,7 +90,7 @@ class Voters:
         return any(voter.name in self._later_voters for voters in self._sets.values() for voter in voters)
 
     def notified(self, name: str, leader: Leader) -> None:
-        """Note the leader that a launcher reports to follow."""
+        """Note the leader that a launcher follows, by its own report."""
         if leader.voted > self.term:
             self._later_voters.add(name)
         if leader.term > self.term:
@@ -103,13 +103,13 @@ class Voters:
             known.bound_until, known.holds = float("inf"), _ENDED
 
     def write(self, memory: bytes) -> None:
-        """Store a successor's knowledge, under a new number if it has changed."""
+        """Store the knowledge for a successor, under a new number if it has changed."""
         if memory != self.memory:
             self.memory = memory
             self.number += 1
 
     def change(self, now: Instant) -> bool:
-        """Add a launcher, or remove a silent one, if voters may be changed now; returns True if one was."""
+        """Add a launcher to the voters, or remove a silent one, if they may change now; returns True if they did."""
         if not self.may_change:
             return False
         voters = self.newest
@@ -131,22 +131,22 @@ class Voters:
         return True
 
     def handover(self, name: str) -> Handover:
-        """The handover for this launcher; only voters get the knowledge in it."""
+        """The handover for a launcher. It includes the coordinator's knowledge only if the launcher is a voter."""
         voters = self.newest
         secret = self.memory if any(voter.name == name for voter in voters) else b""
         return Handover(self.term, self.number, voters, self.me.node, secret)
 
     def for_witness(self, witness: str, now: Instant) -> int:
-        """Number of the handover that a witness records next: one that a launcher that could win with its vote has.
+        """Number of the handover that a witness records next; a launcher that could win with the witness's vote has it.
 
-        If no launcher answers, the newest, so that it counts for the remaining voters. Never older than its last one.
+        If no launcher answers, it is the newest, which then counts for the remaining voters. It never goes back.
         """
         others = [each.holds for name, each in self._launchers.items() if name != witness and self._answers(name, now)]
         known = self._launchers.get(witness)
         return max(0 if known is None else known.holds, max(others, default=self.number))
 
     def quiet(self, now: Instant) -> list[Voter]:
-        """Bound voters that have not answered for half a lease; it must be checked if they have ended."""
+        """Bound voters that have not answered for half a lease, so that their processes may have ended."""
         voters = {voter.name: voter for voters in self._sets.values() for voter in voters}
         found = [(voter, self._launchers.get(name)) for name, voter in voters.items()]
         return [voter for voter, known in found if known and 0 < known.bound_until - now < self.lease / 2]

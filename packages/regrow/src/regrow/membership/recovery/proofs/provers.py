@@ -136,7 +136,7 @@ class Prover:
             self._failed(reason, now)
 
     def refused(self, fact: ReplacementUnproven) -> None:
-        """Note the reason from the agent why the prover was not forked."""
+        """Note the agent's reason for not forking the prover."""
         self._reported = fact.reason
 
     def lost(self, worker: WorkerRecord, code: int, now: Instant) -> None:

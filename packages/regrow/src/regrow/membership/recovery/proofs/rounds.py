@@ -124,7 +124,7 @@ class Proofs:
         return [each for each in self._roster.placed(Stage.MEMBER) if each.holding == holding and each.rank is not None]
 
     def _order_rank_0(self, now: Instant) -> bool:
-        """Once in each world, let a standby prove rank 0 if no proof has done that; False: nothing was ordered."""
+        """Once in each world, let a standby prove rank 0 if that was not proven yet; False: nothing was ordered."""
         due, self._rank_0_due = self._rank_0_due and Rank(0) not in self._turns, False
         holding = next((each.holding for each in self._roster.placed(Stage.MEMBER) if each.rank == 0), None)
         return due and holding is not None and self._order(holding, now, of=[Rank(0)])
