@@ -155,7 +155,7 @@ class WantedSize:
         self.wanted = spec.replicas
         """Number of replicas wanted as soon as there is room for them."""
         self.wanted_by = "the job was started with them"
-        """Reason for that number."""
+        """Reason for the number in `wanted`."""
         self.change: Change | None = None
         """Change to record with the next generation."""
 

@@ -74,7 +74,7 @@ class WorkerRecord:
     built_slot: int = 0  # the slot on its node for which its script ran
     built_world: int = 0  # the world in which its script ran
     early: dict[str, str] = field(default_factory=dict)
-    """Reads of its place by the worker's script before the loop, by `core.early_reads.Place`, with their lines."""
+    """The script's reads of the worker's place before the loop, by `core.early_reads.Place`, with their lines."""
     parts: dict[str, int] = field(default_factory=dict)
     """Digests of the state that the worker built, until all are compared."""
     entered: Generation | None = None  # the first generation in which it had a rank
@@ -86,7 +86,7 @@ class WorkerRecord:
     """True if the bodies of the worker's script cannot be separated from their updates."""
     torn_at: StepNo | None = None  # the step whose update was cut off when it was halted
     verified: StepNo = NO_STATE
-    """Step of the copy, if the worker had one when it halted, of a state on which all replicas agreed."""
+    """Step of the copy that the worker had, when it halted, of a state on which all replicas agreed."""
     pid: int = 0
     has_session: bool = False
     script_ordered: bool = False

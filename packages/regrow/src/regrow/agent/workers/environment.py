@@ -18,7 +18,7 @@ _THREADS = "OMP_NUM_THREADS"
 _PATIENCE_S: Seconds = 3600.0
 """Time for which a worker waits for an order after the coordinator's own wait for nodes is over."""
 _LAZY_WORLD = 16
-"""Largest world in which gloo connects all ranks at once, which is as fast; in larger ones it does so on first use."""
+"""Largest world in which gloo connects all ranks at once, as that is as fast; larger worlds connect on first use."""
 _RANKS_PER_ROOT = 32
 """Number of ranks that send their addresses to one root in NCCL's bootstrap. torch's default is 128."""
 

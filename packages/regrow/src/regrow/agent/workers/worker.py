@@ -67,7 +67,7 @@ class Worker:
         """Staged metrics of the newest two steps, the older one first: the worker may be in the newer one and not have
         reported the commit of the older one."""
         self.shown_batch: BatchShown | None = None
-        """The batch read for its last step; known when it has ended."""
+        """The batch read for the worker's last step; known when the worker has ended."""
         self.left: list[OwnValues] = []
         """Values that only the worker's rank had; known when the worker has ended."""
         self.committed: tuple[Generation, StepNo] | None = None

@@ -11,7 +11,7 @@ from regrow.core.messages.unions import AgentOrder
 from regrow.core.process.tasks import TaskScope
 
 _FULL_FRAME = 1 << 20
-"""Size of a frame, in bytes, from which no further orders are added to it; a single order may be longer."""
+"""A frame of at least this many bytes gets no further orders; a single order may be longer."""
 
 
 class AgentLink:

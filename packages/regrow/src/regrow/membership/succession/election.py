@@ -33,7 +33,7 @@ class Election:
         self.me = me
         self.handover: Handover | None = None
         self.term = 0
-        """The newest term that this launcher has heard of or voted in."""
+        """The newest term that this launcher has received or voted in."""
         self.bound_until: Instant = float("-inf")
         """Time until which the coordinator counts on this launcher."""
         self.candidates: dict[str, str] = {}

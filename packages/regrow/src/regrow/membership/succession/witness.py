@@ -25,7 +25,7 @@ class Witness:
         self.place = 0
         """The newest place that is known to be taken."""
         self.word: WitnessWord | None = None
-        """Entry at that place."""
+        """Entry at the place `place`; None: no entry is known."""
         self._lease = lease
         self._seen: Instant = float("-inf")
 
