@@ -209,7 +209,7 @@ def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:
 
 
 def imported(roster: Roster, orders: Orders, worker: WorkerRecord, event: facts.ModulesImported, now: Instant) -> None:
-    """Take a standby's report on its imports: if a module is unfit for that, fence the standby and drop the package."""
+    """Take a standby's report on its imports: if a module is unfit for this, fence the standby and drop its package."""
     if not event.unfit:
         return
     prefix = f"{event.unfit}."

@@ -33,7 +33,7 @@ TAKEN_OVER = "its decisions were taken over from a coordinator that had failed"
 
 
 class Succession:
-    """Collects the knowledge of a machine that agents lack, and enters a running job into a new machine.
+    """Collects the knowledge that a machine has and agents lack, and enters a running job into a new machine.
 
     Args:
         job: the machine's job.

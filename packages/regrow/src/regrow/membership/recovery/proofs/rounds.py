@@ -193,7 +193,7 @@ class Proofs:
             self._made.lost(worker, fact.code, now)
 
     def unfit(self, worker: WorkerRecord, text: str, now: Instant) -> None:
-        """Note that a newcomer that was forked for a proof has built other state than the ranks."""
+        """Note that a newcomer, forked for a proof, has built other state than the ranks."""
         if self._made.is_it(worker.worker):
             self._open = None
             self._made.unfit(text, now)
