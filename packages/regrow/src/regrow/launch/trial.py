@@ -139,7 +139,7 @@ class _Trial:
                 return
             kills = again(
                 kills
-            )  # The plan file names its faults by their order, so each left out renames those after it.
+            )  # The plan file names its faults by their order, so that leaving one out renames those after it.
             plan = self._folder / f"{way}-{self._runs}.toml"
             plan.write_text("\n".join(_toml(kill) for kill in kills), encoding="utf-8")
             run = self._start(f"{count(len(kills), 'kill')}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
