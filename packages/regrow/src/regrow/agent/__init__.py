@@ -6,7 +6,7 @@ and reaps it, even if the zygote is gone. A worker communicates only with its ag
 passes facts up to the coordinator and orders down. It keeps everything that must survive a worker: the store of
 rendezvous keys, the records of committed steps, the output files.
 
-It decides nothing about membership. `node.py` is the agent, and connects these parts:
+The agent makes no decisions about membership. `node.py` is the agent itself, and connects these parts:
 
 * `node_workers.py`: the workers of this node, their zygote, and the end of each.
 * `workers`: one worker, from the order to spawn it until it is reaped.

@@ -19,14 +19,14 @@ from regrow.core.shown import Shown
 
 
 class _Unhurried(logging.Handler):
-    """Writes to standard error without waiting for a reader."""
+    """Handler that writes to standard error without waiting for a reader."""
 
     def __init__(self) -> None:
         super().__init__()
         self._shown = Shown(2)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Write one record as a line."""
         with contextlib.suppress(OSError):
             self._shown.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
 

@@ -1,4 +1,4 @@
-"""Checks before a job starts: system calls that a filter may refuse, and the temporary folder."""
+"""Checks before a job starts: that no filter refuses a needed system call, and that there is a temporary folder."""
 
 import errno
 import mmap
@@ -12,7 +12,7 @@ from regrow.core.net import is_own, sockets_home, unix_address
 
 
 def check_calls() -> None:
-    """Raises `UsageError` with the name of a system call that is refused."""
+    """Raise `UsageError` with the name of a system call that is refused."""
     for name, use in _NEEDED.items():
         try:
             use()
@@ -26,7 +26,7 @@ def check_calls() -> None:
 
 
 def check_temporary_folder() -> None:
-    """Raises `UsageError` if there is none; Python, torch and loaders' processes would fail with a traceback."""
+    """Raise `UsageError` if there is no temporary folder; Python, torch and loaders would fail with a traceback."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:

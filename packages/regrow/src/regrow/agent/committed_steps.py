@@ -21,10 +21,10 @@ from regrow.core.records import OrderStated, Record, StepCommitted
 from regrow.core.rotation import RecordLimits, remove_part, rotate
 
 _FORMS_KEPT = 64
-"""Number of newest generations that are remembered; the end of a worker is known before as many have followed."""
+"""Number of newest generations that are remembered; by the time more have followed, the end of a worker is known."""
 _BLOCK = 1 << 16
 KEPT_BYTES = 8 << 20
-"""Bytes of lines kept in memory while nothing can be written; beyond that the oldest are dropped."""
+"""Most bytes of lines kept in memory while nothing can be written; beyond that the oldest lines are dropped."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -41,7 +41,7 @@ class StepsFile:
         self._lock = threading.Lock()
         self._lines: deque[bytes] = deque()
         self._kept = 0
-        """Size of `_lines` in bytes."""
+        """Size, in bytes, of `_lines`."""
         self._dropped = 0
         self._failing = self._mended = False
 
@@ -51,7 +51,7 @@ class StepsFile:
         return bool(self._lines)
 
     def add(self, record: Record) -> None:
-        """Write a record as a line, with the wall clock, at the next flush."""
+        """Write a record as a line, with the time of the wall clock, at the next flush."""
         body = msgspec.json.encode(record)
         if b"null" in body and isinstance(record, StepCommitted):
             # JSON cannot represent NaN and infinity; the reader accepts them as strings.
@@ -69,9 +69,9 @@ class StepsFile:
             self._dropped += 1
 
     def flush(self) -> None:
-        """Write the lines to the file. After a refusal (a full disk) they are kept, as far as there is room.
+        """Write the lines to the file. After a refusal (a full disk) the lines are kept, as far as there is room.
 
-        The begin and the end of such a time are logged once each.
+        The beginning and the end of a time of refusals are logged once each.
         """
         with self._lock:
             lines, self._lines, self._kept = self._lines, deque(), 0
@@ -138,7 +138,7 @@ def _end_of_lines(descriptor: int, size: int) -> int:
 
 
 class LastSeen(NamedTuple):
-    """Last knowledge of a worker that has ended.
+    """Last information about a worker that has ended.
 
     `rank_in`: its rank in a generation. `staged`: the metrics of its newest steps, the newest last. `batch`: its last
     read. `committed`: the last step that it reported as committed, with the generation.
@@ -152,7 +152,7 @@ class LastSeen(NamedTuple):
     committed: tuple[Generation, StepNo] | None = None
 
     def open_steps(self) -> "list[_OpenStep]":
-        """The step that it was in, and earlier ones that it had committed without reporting them."""
+        """The step in which the worker was, and earlier ones that it had committed without reporting them."""
         staged = {(each.generation, each.step): each for each in self.staged}
         read = {place: each.data for place, each in staged.items() if each.data is not None}
         if self.batch is not None:
@@ -184,7 +184,7 @@ class _OpenStep(NamedTuple):
 
 
 class CommittedSteps:
-    """Committed steps, and those that a dead worker had computed but not committed.
+    """Records of committed steps; decides which steps of a dead worker count as committed.
 
     A replicated world needs no barrier: when one rank dies in its update, another may have committed the step, and
     then it counts for all. This is decided when the dead rank's generation is replaced: the new one starts after the
@@ -197,19 +197,19 @@ class CommittedSteps:
     def __init__(self, file: StepsFile) -> None:
         self._file = file
         self._formed: dict[Generation, StepNo] = {}
-        """Step with which each generation started, the oldest first."""
+        """Step with which each generation has started, the oldest first."""
         self._forgotten = Generation(-1)
         """The newest generation that was removed from `_formed`."""
         self._open_steps: list[_OpenStep] = []
         self._reached: dict[Generation, StepNo] = {}
-        """By generation, the newest step that a worker of this node has committed."""
+        """Newest step that a worker of this node has committed, by generation."""
 
     def stated(self, fact: OrderDeclared, at: Instant) -> None:
-        """A worker has reported the order of its samples."""
+        """Write a record of the order of a worker's samples, as the worker reports it."""
         self._file.add(OrderStated(at, fact.rank, fact.worker, fact.order))
 
     def committed(self, fact: facts.WorkerCommitted, rank: Rank) -> None:
-        """A worker committed a step."""
+        """Write a record of a worker's committed step."""
         if not fact.adopted:
             self._reached[fact.generation] = max(fact.step, self._reached.get(fact.generation, fact.step))
         self._file.add(
@@ -231,14 +231,14 @@ class CommittedSteps:
         )
 
     def died(self, last: LastSeen) -> None:
-        """A worker ended."""
+        """Take the last information about a worker that has ended; its open steps wait for the next generation."""
         left_open = [open_step for open_step in last.open_steps() if open_step.generation >= self._forgotten]
         if left_open:
             self._open_steps.extend(left_open)
             self._decide()
 
     def formed(self, generation: Generation, step: StepNo) -> None:
-        """A new membership starts with `state@step`: earlier steps are committed, `step` and later ones are not."""
+        """Decide open steps when a generation starts with `state@step`: earlier ones are committed, others are not."""
         self._formed[generation] = step
         self._decide()
         while len(self._formed) > _FORMS_KEPT:
@@ -247,7 +247,7 @@ class CommittedSteps:
         self._reached = {number: at for number, at in self._reached.items() if number >= self._forgotten}
 
     def end(self) -> None:
-        """No membership follows: an open step counts if another worker of this node has committed it."""
+        """Decide open steps when no generation follows: a step counts if another worker of this node committed it."""
         for open_step in self._open_steps:
             if self._reached.get(open_step.generation, -1) >= open_step.step:
                 self._adopt(open_step)

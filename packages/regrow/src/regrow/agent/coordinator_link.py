@@ -32,11 +32,11 @@ _log = logging.getLogger("regrow.agent")
 
 
 class CoordinatorUnreachable(RegrowError):
-    """No coordinator answers at the address, or it refuses this agent."""
+    """Error: no coordinator answers at the address, or it refuses this agent."""
 
 
 class CoordinatorLink:
-    """Connects on entry.
+    """Connection to the coordinator; connects when its context is entered.
 
     Args:
         config: the address, the token, and the longest silence (`patience`).
@@ -141,7 +141,7 @@ class CoordinatorLink:
         self._outbox.put_nowait(fact)
 
     def carried_out(self, order: Feasible) -> None:
-        """Enter an order that is being carried out; answer it if it requests a report of all of them."""
+        """Enter an order that is being carried out; if it requests a report of the workers, send the report."""
         self._history.ordered(order)
         self.worker_states.ordered(order)
         if isinstance(order, ReportNode):
@@ -160,7 +160,7 @@ class CoordinatorLink:
             self._unsent = None
 
     async def orders(self) -> AsyncIterator[AgentOrder]:
-        """Orders until no coordinator is left. Raises `ProtocolError` on invalid messages, or if it is refused."""
+        """Orders until no coordinator is left. Raises `ProtocolError` on invalid messages, or on a refusal."""
         while self._socket is not None:
             waiting = supervised(self._give_way(self._socket), "waiting for another coordinator", self._fails)
             try:
@@ -173,13 +173,13 @@ class CoordinatorLink:
                 return
 
     async def _give_way(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Close the connection to a coordinator once there is another."""
+        """Close the connection to a coordinator once there is another coordinator."""
         if self._session is not None and self._config.launcher:
             await self._next.wait(self._session)
             await socket.close()
 
     async def _follow(self) -> bool:
-        """Register with the successor of a lost coordinator; returns False if there is none."""
+        """Register with the successor of a lost coordinator; returns False if there is no successor."""
         if self._session is None or self._joined is None:
             return False
         while (leader := await self._next.find(self._session)) is not None:
@@ -191,7 +191,7 @@ class CoordinatorLink:
                 self._socket = await self._connect(self._session, leader.address)
                 await self._socket.send_bytes(self._encoder.encode(self._joined))
             except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
-                continue  # It is lost too, and there may be another after it.
+                continue  # This coordinator is lost too, and there may be another after it.
             self._sender = self._sending(self._socket)
             return True
         return False

@@ -25,7 +25,7 @@ _PAUSE_S: Seconds = 0.002
 
 
 class DataFolder:
-    """A folder that this process keeps in use. Another process that shares it may have removed `path`.
+    """A data folder that this process keeps in use. A process that shares it may have removed `path`.
 
     Args:
         path: path of the folder.
@@ -58,7 +58,7 @@ class DataFolder:
 
     @classmethod
     def share(cls, path: Path) -> "DataFolder":
-        """Use a folder that another process has made. Raises `OSError` if it is gone or about to be removed."""
+        """Use a folder that another process has made. Raises `OSError` if it is gone or is about to be removed."""
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -139,7 +139,7 @@ def _remove(path: Path) -> None:
             _empty(folder)
             path.rmdir()
         except OSError:
-            # Another process is removing the folder too, or one that is about to be killed has made another file.
+            # Another process is removing the folder too, or a process that is about to be killed has made another file.
             if turn == _TRIES - 1:
                 raise
             time.sleep(_PAUSE_S)

@@ -25,13 +25,13 @@ from regrow.health.probes import QUICK
 from regrow.health.readings import ProbeSettings
 
 AFTER_INCIDENT = [name for name in QUICK if name != "memory-bandwidth"]
-"""Without the probe of memory bandwidth, which would measure the traffic of the training."""
+"""Probes after an incident; that of memory bandwidth would measure the traffic of the training."""
 _AFTER_S: Seconds = 1.0
 """Delay of the examination after a new generation, which trains by then."""
 _APART_S: Seconds = 10.0
-"""Least time between two examinations, as faults in close succession are one occasion."""
+"""Least time between two examinations; faults in close succession cause only one."""
 _LOOK_BACK_S: Seconds = 600.0
-"""Age up to which lines of the kernel log count when the node joins; later examinations look back to the last one."""
+"""Age up to which lines of the kernel log count when the node joins; later examinations begin at the last one."""
 _CHECK_S: Seconds = 30.0
 _MOST_S: Seconds = 300.0
 _END_S: Seconds = 1.0
@@ -57,15 +57,15 @@ class Examiner:
 
     @property
     def pid(self) -> int | None:
-        """The examining process; None while there is none."""
+        """Process id of the running examination; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def joined(self) -> None:
-        """The node has joined the job: examine it before anything runs on it."""
+        """Examine the node before anything runs on it, as it has joined the job."""
         self._soon("joined", QUICK, 0.0)
 
     def formed(self, generation: Generation) -> None:
-        """A generation is being formed; called several times for each. All but the first follow an incident."""
+        """Examine the node after an incident, which each new generation but the first follows. Ignores repetition."""
         first, known = self._newest == 0, self._newest
         self._newest = max(known, generation)
         if self._newest > known and not first:
@@ -87,7 +87,7 @@ class Examiner:
 
     def _start(self, occasion: str, probes: list[str]) -> None:
         self._timer = None
-        if self._process is not None:  # The last examination still runs, as the machine is very busy.
+        if self._process is not None:  # The last examination is still running, as the machine is very busy.
             return
         now, config = time.monotonic(), self._config
         window = _LOOK_BACK_S if self._last is None else now - self._last

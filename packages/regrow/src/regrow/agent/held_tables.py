@@ -17,15 +17,15 @@ from regrow.core.messages.tables import (
 from regrow.core.messages.unions import AgentOrder, NodeTask, WorkerOrder
 
 Feasible: TypeAlias = NodeTask | WorkerOrder | GenerationTable
-"""An order that can be carried out now, without a table or completed from one; or a new table."""
+"""A new table, or an order that can be carried out now: it needs no table or was completed from one."""
 
 
 class HeldTables:
-    """The newest table, the one to which changes refer, and the orders that wait for a table on its way."""
+    """The newest table, the table to which changes refer, and orders that wait for a table that has not arrived."""
 
     def __init__(self) -> None:
         self.missing = 0
-        """Number of the newest table that is missing; 0: none is."""
+        """Number of the newest table that is missing; 0: no table is."""
         self._tables: dict[int, GenerationTable] = {}
         self._newest = 0
         self._holders: list[Rank] = []
@@ -36,7 +36,7 @@ class HeldTables:
         return self._tables.get(number)
 
     def is_over(self, number: int) -> bool:
-        """True if a later table is here, so that this one is obsolete."""
+        """True if a later table is here, so that the table with this number is obsolete."""
         return number < self._newest
 
     def take(self, order: AgentOrder) -> list[Feasible]:
@@ -70,7 +70,7 @@ class HeldTables:
         return [order]
 
     def keep(self, table: GenerationTable) -> list[Feasible]:
-        """Keep a checked table; returns it and the orders that waited for it. Ignores one that is not newer."""
+        """Keep a checked table; returns it and the orders that waited for it. Ignores a table that is not newer."""
         head = table.head
         if head.number <= self._newest:
             return []
@@ -93,5 +93,5 @@ class HeldTables:
         return completed(join, self._tables[join.table], self._holders)
 
     def _give_up(self, worker: WorkerId, generation: Generation) -> None:
-        """A worker is halted in this generation, so it must no longer enter this or an older one."""
+        """Drop a worker's waiting orders to enter this or an older generation, as it is halted in this one."""
         self._waiting = [join for join in self._waiting if join.worker != worker or join.generation > generation]

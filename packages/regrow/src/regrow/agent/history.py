@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\.w(\d+)$")
 
 @dataclass
 class _Life:
-    """One worker; fields as in `WorkerPast`. `begins_at`: the step with which its newest generation begins."""
+    """History of one worker; fields as in `WorkerPast`. `begins_at`: step with which its newest generation begins."""
 
     spawn: orders.SpawnWorker
     rank: Rank
@@ -100,7 +100,7 @@ class NodeHistory:
         self._numbered = 0
 
     def ordered(self, order: Feasible) -> None:
-        """Enter an order that is carried out."""
+        """Enter an order that is being carried out."""
         match order:
             case GenerationTable(head=head):
                 self._table, self._generation = order, head.generation
@@ -142,7 +142,7 @@ class NodeHistory:
                 life.fenced = True
 
     def sent(self, fact: AgentFact) -> None:
-        """Enter a fact that is sent to the coordinator."""
+        """Enter a fact that is being sent to the coordinator."""
         match fact:
             case facts.NodeProgress(commits=commits):
                 for commit in commits:
@@ -160,7 +160,7 @@ class NodeHistory:
                 pass
 
     def report(self, asked: ReportNode) -> NodeReport:
-        """The whole history, as the answer to this request."""
+        """The whole history, as the answer to `asked`."""
         pasts = [life.past() for life in self._lives.values()]
         table = 0 if self._table is None else self._table.head.number
         newest = self._table if asked.table else None

@@ -27,7 +27,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 class LogTap:
-    """The tap of one node; without rules it does nothing.
+    """Passes the output of a node's workers to the process that applies the rules; without rules it does nothing.
 
     Args:
         config: configuration of the node, with the rules.
@@ -40,7 +40,7 @@ class LogTap:
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._partial: dict[WorkerId, dict[int, bytes]] = {}
-        """Incomplete last line of each stream."""
+        """Incomplete last line of each output stream, by worker and stream."""
         self._said = b""
         self._noted: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +77,7 @@ class LogTap:
             self._write()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that applies the rules."""
         with self._lock:
             process, self._process = self._process, None
             if process is not None and process.stdin is not None:
@@ -96,12 +96,12 @@ class LogTap:
     # --- from the thread that reads the output of workers --------------------------------------------------------
 
     def began(self, worker: WorkerId, rank: Rank) -> None:
-        """A worker has this rank from now on."""
+        """Inform the process that a worker has this rank from now on."""
         if self._process is not None:
             self._put([f"{worker}\t{rank}".encode()])
 
     def feed(self, worker: WorkerId, rank: Rank | None, stream: int, part: bytes) -> None:
-        """A worker has printed `part`. `rank`: None for one that is not shown. `stream`: key of one of its pipes."""
+        """Pass on `part`, printed by a worker. `rank`: None if it is not shown. `stream`: key of one of its pipes."""
         if self._process is None:
             return
         *lines, rest = part.split(b"\n")
@@ -116,7 +116,7 @@ class LogTap:
         self._put([head + line[:LONGEST_LINE].replace(b"\r", b" ") for line in lines if line])
 
     def ended(self, worker: WorkerId) -> None:
-        """A worker has ended its output."""
+        """Inform the process that a worker's output has ended."""
         if self._process is None:
             return
         self._partial.pop(worker, None)
@@ -135,7 +135,7 @@ class LogTap:
             self._note("workers print faster than the log rules are applied, so some lines are not looked at")
 
     def flush(self) -> None:
-        """Pass waiting lines on to the process; to be called now and then."""
+        """Pass waiting lines on to the process. It must be called regularly."""
         with self._lock:
             self._write()
 

@@ -8,7 +8,7 @@ _MACHINE = Path("/proc/vmstat")
 
 
 def memory_kills() -> int:
-    """`oom_kill` of this process's control group (version 2), or of the whole machine if it has none."""
+    """`oom_kill` of this process's control group (version 2), or of the whole machine if it is in no such group."""
     for path in (*_events(), _MACHINE):
         try:
             text = path.read_text()
@@ -30,13 +30,13 @@ def _events() -> list[Path]:
 
 
 class MemoryKills:
-    """Finds out if a process was killed for lack of memory: the kernel's count has then grown since the last kill."""
+    """Detects that a process was killed for lack of memory: the kernel's count of such kills has grown."""
 
     def __init__(self) -> None:
         self._known = memory_kills()
 
     def explains(self, code: int) -> bool:
-        """True if this end was a kill for lack of memory that has not been reported yet."""
+        """True if a process that ended with this code was killed for lack of memory; each kill explains one end."""
         if code != -9:
             return False
         known, self._known = self._known, max(self._known, memory_kills())

@@ -24,7 +24,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 class NodeMetricsSite:
-    """`async with` it: listens at `config.metrics` if set. If it cannot listen, it logs that and serves nothing.
+    """Serves metrics at `config.metrics`, if set, within `async with`. If it cannot listen, it logs that.
 
     Args:
         config: configuration of the agent.
@@ -34,7 +34,7 @@ class NodeMetricsSite:
 
     def __init__(self, config: AgentConfig, worker_states: WorkerStates, copies: Callable[[], int]) -> None:
         self.port = 0
-        """Port on which it listens; 0: none."""
+        """Port on which the site listens; 0: none."""
         self._config = config
         self._worker_states = worker_states
         self._copies = copies
@@ -51,7 +51,7 @@ class NodeMetricsSite:
         try:
             await runner.setup()
             self.port = await http.listen(runner, host, port, reuse=True, anybody=True, endpoint="metrics")
-        except (OSError, OverflowError) as error:  # The latter: an impossible port number.
+        except (OSError, OverflowError) as error:  # `OverflowError`: an impossible port number.
             await runner.cleanup()
             place = address_of(host, port)
             _log.warning("%s: --node-metrics cannot listen on %s: %s", self._config.node, place, _text_of(error))
@@ -65,7 +65,7 @@ class NodeMetricsSite:
             await self._runner.cleanup()
 
     async def _serve(self, request: web.Request) -> web.Response:
-        """Serve one scrape at a time; an error ends only its request."""
+        """Serve one scrape at a time; an error ends only this request."""
         if self._config.metrics is not None and not answers_to(self._config.metrics[0], request.url.host or ""):
             return web.Response(status=403, text=f"this is not {request.host}\n")
         try:
@@ -107,7 +107,7 @@ def _resident(pid: int) -> int:
 
 
 def _below(folder: Path) -> int:
-    """Bytes of all files below a folder; files that vanish meanwhile do not count."""
+    """Bytes of all files below a folder; files that vanish during the count are left out."""
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

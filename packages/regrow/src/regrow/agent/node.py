@@ -48,7 +48,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 class Agent:
-    """One node of a job.
+    """Agent of one node of a job.
 
     Args:
         config: the agent's whole configuration.

@@ -21,7 +21,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 class NodeData:
-    """The cache of one node: its folder and its producers.
+    """The data cache of one node: its folder and its producers.
 
     Args:
         config: configuration of the agent; without `data_dir` there is no cache.
@@ -49,7 +49,7 @@ class NodeData:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the producers."""
+        """Process ids of the producers."""
         return self._producers.pids
 
     def open(self) -> None:
@@ -68,7 +68,7 @@ class NodeData:
         await self._producers.close()
 
     def remove(self) -> None:
-        """Remove the folder; no process may use it any more."""
+        """Remove the folder, which no process may use any more."""
         folder, self._folder = self._folder, None
         if folder is not None:
             try:
@@ -77,16 +77,16 @@ class NodeData:
                 _log.warning("the data cache %s cannot be removed: %s", folder.path, error)
 
     def wanted(self, fact: ProducerWanted, generation: Generation) -> None:
-        """A worker of this node reads from this loader."""
+        """Start a producer, if there is none, for a loader from which a worker of this node reads."""
         if self._folder is not None:
             self._producers.wanted(fact.loader, generation)
 
     def spawned(self, worker: WorkerId, pid: int) -> bool:
-        """The zygote has forked a process; False if it is not a producer."""
+        """Take the zygote's report that it has forked a process; False if this is no producer."""
         return self._producers.spawned(worker, pid)
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> bool:
-        """The zygote could not fork a process; False if it is not a producer."""
+        """Take the zygote's report that it could not fork a process; False if this was to be no producer."""
         return self._producers.spawn_failed(worker, error)
 
     def _note(self, text: str) -> None:

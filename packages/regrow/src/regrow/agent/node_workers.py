@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 class NodeWorkers:
-    """Has a zygote fork workers, reports their ends, and ends all that they leave. It decides nothing.
+    """Forks workers by a zygote, reports their ends, and ends everything that they leave. It makes no decisions.
 
     Args:
         config: configuration of the agent.
@@ -98,13 +98,13 @@ class NodeWorkers:
         return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
     def hold(self) -> None:
-        """A signal may have been sent to all processes of the job: workers stay until the agent ends them."""
+        """Keep workers alive until the agent ends them, as a signal may have been sent to all processes of the job."""
         self._held = True
         for worker in self._workers.values():
             worker.board.hold()
 
     def spawn(self, order: orders.SpawnWorker) -> None:
-        """Have a worker forked. If too many files are open for one more, it is tried again a few times."""
+        """Order a worker from the zygote. If too many files are open for one more, this is tried again a few times."""
         if order.worker in self._workers or order.worker in self._waiting:
             _log.warning("worker %s is not spawned: it exists", order.worker)
         elif order.role is Role.PROVER and (why := room.refusal(self._pids_of_ranks(), order.node)):
@@ -156,7 +156,7 @@ class NodeWorkers:
     # --- life and end of workers ---------------------------------------------------------------------------------
 
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
-        """The zygote has forked a worker or a producer."""
+        """Take the zygote's report that it has forked a worker or a producer."""
         self._dead_leaders.discard(pid)
         self._just_died.discard(pid)
         if self.data.spawned(worker, pid):
@@ -171,7 +171,7 @@ class NodeWorkers:
         self.sweep()
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
-        """The zygote could not fork a process; the coordinator gets the report of a worker that ended at once."""
+        """Take the zygote's report that it could not fork a process, and report a worker that ended at once."""
         if self.data.spawn_failed(worker, error):
             return
         self._output.keep(worker, error.traceback)
@@ -189,14 +189,14 @@ class NodeWorkers:
         self._report(facts.WorkerExited(worker, 1, time.monotonic()))
 
     def dying(self, worker: Worker) -> None:
-        """The kernel has begun to end a worker. Report it now; `_worker_ended` follows when it can be reaped."""
+        """Report a worker whose end the kernel has begun; `_worker_ended` follows when it can be reaped."""
         with contextlib.suppress(OSError):  # The kernel may refuse the query; `_worker_ended` reports it then.
             if not worker.reported_exit and (end := worker.dying()) is not None:
                 self._report_exit(worker, *end)
 
     def _worker_ended(self, worker: Worker) -> None:
         if worker.id not in self._workers:
-            return  # It was forgotten at the agent's end.
+            return  # The worker was forgotten at the agent's end.
         code, at = worker.reap()
         if not worker.reported_exit:
             self._report_exit(worker, code, at)
@@ -246,7 +246,7 @@ class NodeWorkers:
         return [worker.pid for worker in self._workers.values() if worker.pid is not None] + self.data.pids
 
     def sweep(self) -> None:
-        """A child has ended: reap it unless it is reaped elsewhere, and end leftovers of dead workers."""
+        """Reap a child that has ended, unless it is reaped elsewhere, and end leftovers of dead workers."""
         if self._zygote.busy:
             return  # A worker whose id is not known yet looks like an orphan; the next SIGCHLD repeats this.
         kept = {*self._pids(), *filter(None, (self._zygote.pid, *self._others()))}
@@ -256,7 +256,7 @@ class NodeWorkers:
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def end(self, grace: Seconds) -> None:
-        """End all workers: request it, wait `grace`, kill. Their exits are reported."""
+        """End all workers: request their end, wait `grace`, kill those left. Their exits are reported."""
         for worker_id in list(self._waiting):
             self.call_off(worker_id)
         for worker in self._workers.values():

@@ -24,9 +24,9 @@ from regrow.core.shown import Shown
 _READ_BYTES = 64 << 10
 _LINE_LIMIT = 16 << 20
 _JOINED_BYTES = 1 << 20
-"""Newest bytes of a standby's output that are moved to the log of the rank that it takes."""
+"""Most bytes of a standby's output, the newest ones, that are moved to the log of the rank that it takes."""
 _UNRANKED_KEPT = 8
-"""Logs of standbys that ended without a rank; older ones are removed."""
+"""Number of logs kept of standbys that ended without a rank; older ones are removed."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -40,7 +40,7 @@ class _Stream(NamedTuple):
 
 
 class _WorkerOutput:
-    """The output of one worker. `rank`: None for one that is not shown, whose file is called `unranked`."""
+    """The output of one worker. `rank`: None if its output is not shown and its file is called `unranked`."""
 
     def __init__(self, folder: Path, worker: WorkerId, rank: Rank | None, unranked: str) -> None:
         self._folder = folder
@@ -57,18 +57,18 @@ class _WorkerOutput:
 
     @property
     def prefix(self) -> bytes | None:
-        """Prefix of each line shown; None when nothing is to be shown."""
+        """Prefix of each line that is shown; None if nothing is to be shown."""
         return None if self.rank is None or self.hushed else f"[rank {self.rank}] ".encode()
 
     # --- the rest runs in the thread that writes to the disk -----------------------------------------------------
 
     @property
     def unranked(self) -> Path | None:
-        """The log of a standby that never had a rank."""
+        """The log of a standby that never had a rank; None for any other worker."""
         return self._path() if self._kept_as is None and self._unranked.startswith("standby-") else None
 
     def keep(self, text: bytes, *, own_line: bool = False) -> None:
-        """Append to the worker's file."""
+        """Append text to the worker's file."""
         try:
             self._append(b"\n" + text if own_line and self._in_line else text)
         except OSError as error:
@@ -128,7 +128,7 @@ class OutputPump:
         self._forward = forward
         self._shown = (Shown(shown[0]), Shown(shown[1]))
         self._stuck: set[Shown] = set()
-        """Outputs that cannot take text at the moment."""
+        """Outputs that cannot take more text at the moment."""
         self._disk = Background("regrow-logs")
         self._outputs: dict[WorkerId, _WorkerOutput] = {}
         self._selector = selectors.DefaultSelector()
@@ -142,7 +142,7 @@ class OutputPump:
         self._thread = threading.Thread(target=self._run, name="regrow-output", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that reads."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         self._disk.start()
@@ -154,9 +154,9 @@ class OutputPump:
         """Take over a worker's pipes of standard output and standard error.
 
         Args:
-            rank: None: it is not shown.
-            unranked: name of its file while it has no rank, instead of `standby-<worker>`.
-            headed: its file begins with the next `head`; its earlier output follows after that.
+            rank: rank of the worker; None: its output is not shown.
+            unranked: name of the worker's file while it has no rank, instead of `standby-<worker>`.
+            headed: the worker's file begins with the next `head`; its earlier output follows after that.
         """
         self._do(lambda: self._add(_WorkerOutput(self._folder, worker, rank, unranked), pipes, headed=headed))
 
@@ -166,11 +166,11 @@ class OutputPump:
         self._do(lambda: self._head(worker, line))
 
     def keep(self, worker: WorkerId, text: str) -> None:
-        """Write into the worker's file without showing it."""
+        """Write text into the worker's file without showing it."""
         self._do(lambda: self._keep(worker, text.encode(errors="backslashreplace")))
 
     def place(self, worker: WorkerId, rank: Rank) -> None:
-        """The worker has this rank from now on; all output after its order belongs to the rank."""
+        """Give the worker this rank: all output from now on belongs to the rank."""
         self._change(lambda: self._place(worker, rank))
 
     def hush(self, worker: WorkerId) -> None:
@@ -178,7 +178,7 @@ class OutputPump:
         self._change(lambda: self._hush(worker))
 
     def finish(self, worker: WorkerId) -> None:
-        """The worker has ended: read the rest of its pipes and close them."""
+        """Read the rest of a worker's pipes and close them, as the worker has ended."""
         self._do(lambda: self._finish(worker))
 
     def close(self, *, within: Seconds) -> None:
@@ -198,7 +198,7 @@ class OutputPump:
             os.write(self._wake_writer, b"!")
 
     def _change(self, action: Callable[[], None]) -> None:
-        """Do this before any output that a worker writes after this call is handled."""
+        """Carry out an action before any output is handled that a worker writes after this call."""
         self._changes.append(action)
         self._do(self._make_changes)
 
@@ -294,7 +294,7 @@ class OutputPump:
         self._closing = True
 
     def _read(self, stream: _Stream) -> bool:
-        """Read one part; True if there may be more."""
+        """Read one part of a stream; True if there may be more."""
         if stream not in stream.output.streams:
             return False
         try:

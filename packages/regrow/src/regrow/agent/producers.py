@@ -26,15 +26,15 @@ from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 
 DEATHS = 3
-"""Deaths in a row without an entry after which no further producer is started."""
+"""After this many deaths in a row without an entry, no further producer is started."""
 MOST = 8
-"""Most loaders with a producer, which is a process each."""
+"""Largest number of loaders with a producer, each of which is a process."""
 _FIRST_PAUSE_S: Seconds = 0.1
 _LONGEST_PAUSE_S: Seconds = 10.0
 _LONG_LIFE_S: Seconds = 30.0
-"""Lifetime after which it is replaced at once; after a shorter one there is a growing pause."""
+"""A producer that lived this long is replaced at once; after a shorter life there is a pause, which grows."""
 _LOG_S: Seconds = 0.3
-"""Time after its end by which its last output is in its log."""
+"""Time after a producer's end by which its last output is in its log."""
 _TAIL_BYTES = 4096
 _END_S: Seconds = 2.0
 _log = logging.getLogger("regrow.agent")
@@ -42,19 +42,19 @@ _log = logging.getLogger("regrow.agent")
 
 @dataclass
 class _Producer:
-    """The producer of one loader, and its successors."""
+    """The producer of one loader, or its successor."""
 
     loader: int
     generation: Generation
     worker: Worker | None = None
     count: int = 0
     deaths: int = 0
-    """Deaths in a row without an entry."""
+    """Number of deaths in a row without an entry."""
     served: bool = False
     started: Instant = 0.0
     pause: Seconds = _FIRST_PAUSE_S
     error: str = ""
-    """Error with which its script ended."""
+    """Error with which the producer's script ended."""
     over: bool = False
 
 
@@ -92,12 +92,12 @@ class Producers:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
+        """Process ids of the producers."""
         workers = [producer.worker for producer in self._by_worker.values()]
         return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
 
     def wanted(self, loader: int, generation: Generation) -> None:
-        """A worker of this generation reads from this loader: start a producer for it if there is none."""
+        """Start a producer for a loader from which a worker of this generation reads, if there is none."""
         if loader in self._by_loader or self._closing:
             return
         self._by_loader[loader] = producer = _Producer(loader, generation)
@@ -107,7 +107,7 @@ class Producers:
             self._start(producer)
 
     def spawned(self, name: WorkerId, pid: int) -> bool:
-        """The zygote has forked a process; False if it is not a producer."""
+        """Take the zygote's report that it has forked a process; False if this is no producer."""
         producer = self._by_worker.get(name)
         if producer is None or producer.worker is None:
             return False
@@ -117,7 +117,7 @@ class Producers:
         return True
 
     def spawn_failed(self, name: WorkerId, error: ErrorReport) -> bool:
-        """The zygote could not fork a process; False if it is not a producer."""
+        """Take the zygote's report that it could not fork a process; False if this was to be no producer."""
         producer = self._by_worker.pop(name, None)
         if producer is None or producer.worker is None:
             return False
@@ -129,7 +129,7 @@ class Producers:
         return True
 
     async def close(self) -> None:
-        """End all producers; returns when they are reaped. May be called twice."""
+        """End all producers; returns when they have been reaped. May be called twice."""
         self._closing = True
         for producer in list(self._by_worker.values()):
             if producer.worker is not None:
@@ -138,7 +138,7 @@ class Producers:
         while self.pids and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         for name, producer in list(self._by_worker.items()):
-            if producer.worker is not None and producer.worker.pid is None:  # It was never forked.
+            if producer.worker is not None and producer.worker.pid is None:  # The producer was never forked.
                 producer.worker.close()
                 self._output.finish(name)
                 del self._by_worker[name]
@@ -220,7 +220,7 @@ class Producers:
         loop.call_later(producer.pause, self._start, producer)
 
     def _ended_itself(self, producer: _Producer, code: int) -> None:
-        """Give up a producer that had nothing to do or failed before it served, as the next would do the same."""
+        """Give up a producer that had nothing to do or failed before it served, as the next one would do the same."""
         if not self._closing:
             self._give_up(producer, producer.error or self._last_words(producer.loader) or exit_text(code))
 

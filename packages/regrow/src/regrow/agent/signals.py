@@ -1,4 +1,4 @@
-"""Signals that ask an agent to end: a notice that its node is given back, or an end that its launcher knows of too."""
+"""Signals that ask an agent to end: a notice that its node is given back, or an end of which its launcher knows too."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from regrow.core.messages import facts
 
 _SIGNAL_GRACE_S: Seconds = 1.0
 _LAUNCHER_S: Seconds = 5.0
-"""Time beyond `drain_grace` to wait for the launcher's order, which comes after the state is saved."""
+"""Time, in addition to `drain_grace`, to wait for the launcher's order, which comes after the state is saved."""
 _NOTICES = (signal.SIGUSR1, signal.SIGTERM)
 _ALL = (*_NOTICES, signal.SIGINT, signal.SIGHUP)
 
 
 class Ending(NamedTuple):
-    """End of the agent. `grace`: time for workers to end. `ordered`: by order or as announced; sends `NodeStopped`."""
+    """End of the agent. `grace`: time for workers to end. `ordered`: on order or as announced; sends `NodeStopped`."""
 
     code: int
     grace: Seconds
@@ -27,7 +27,7 @@ class Ending(NamedTuple):
 
 
 class NoticeSignals:
-    """Listens from `open` on. The first notice drains the node; a second one ends the agent at once.
+    """Handles signals from `open` on: the first notice drains the node, a second one ends the agent at once.
 
     A signal may be sent to all processes of a job at once. Then the launcher, if alive, has the state saved and orders
     the end. If the job cannot do without a node, the agent waits for that order and sends no notice.

@@ -21,7 +21,7 @@ _ANSWERED = facts.WorkerExited | facts.WorkerFailed | facts.WorkerFaulted | fact
 
 
 class NextCoordinator:
-    """One agent's queries to its launcher.
+    """Queries by which one agent asks its launcher for the present coordinator.
 
     Args:
         config: configuration of the agent.
@@ -33,16 +33,16 @@ class NextCoordinator:
         self._unanswered: Instant | None = None
 
     def sent(self, fact: AgentFact) -> None:
-        """A fact is sent to the coordinator."""
+        """Note that a fact is sent to the coordinator, which may have to answer it."""
         if isinstance(fact, _ANSWERED) and self._unanswered is None:
             self._unanswered = asyncio.get_running_loop().time()
 
     def answered(self) -> None:
-        """An order has arrived."""
+        """Note that an order has arrived, so that the coordinator answers."""
         self._unanswered = None
 
     async def find(self, session: aiohttp.ClientSession) -> Leader | None:
-        """Find the successor of a lost coordinator; None: there is none, or the old one lives and has dropped us."""
+        """Find a lost coordinator's successor; None: there is none, or the old one lives and dropped this agent."""
         if not self._launcher:
             return None
         leader = await self._ask(session, "lost", _LONGEST_S)
@@ -68,7 +68,7 @@ class NextCoordinator:
         return None
 
     async def report_need(self, session: aiohttp.ClientSession) -> None:
-        """Until cancelled: inform the launcher if a coordinator is needed and does not answer."""
+        """Inform the launcher, until cancelled, whenever a coordinator is needed and does not answer."""
         loop = asyncio.get_running_loop()
         while self._launcher:
             await asyncio.sleep(_LOOK_S)

@@ -50,7 +50,7 @@ class TableRelay:
         self._news: asyncio.Event = asyncio.Event()
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out an order now, or once its table has arrived. Raises `ProtocolError`."""
+        """Carry out an order now, or as soon as its table has arrived. Raises `ProtocolError`."""
         if isinstance(order, KeepTable):
             order.table.checked()
         self._do(self._held.take(order))
@@ -91,7 +91,7 @@ class TableRelay:
             return None
 
     async def answer(self, request: StoreTable) -> StoreReply:
-        """Answer another agent's request for a table, which this one has or is about to get."""
+        """Answer another agent's request for a table that this agent has or is about to get."""
         loop = asyncio.get_running_loop()
         until = loop.time() + min(request.timeout, _LONGEST_S)
         while (table := self._held.get(request.table)) is None:

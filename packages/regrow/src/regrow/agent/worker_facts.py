@@ -19,7 +19,7 @@ from regrow.core.messages.unions import AgentFact, WorkerFact
 
 
 class WorkerFactRelay:
-    """Passes on workers' facts.
+    """Passes workers' facts on to the part of the agent that needs them.
 
     Args:
         report: sends a fact to the coordinator.
@@ -51,7 +51,7 @@ class WorkerFactRelay:
         self._commits: dict[WorkerId, facts.WorkerCommitted] = {}
 
     def received(self, worker: Worker, fact: WorkerFact) -> None:
-        """A worker has sent a fact."""
+        """Pass on a fact that a worker has sent."""
         match fact:
             case facts.WorkerStaged() | ProducerServed():
                 pass  # `Worker` keeps the staged step, which counts only if others commit it and this worker dies.
@@ -78,7 +78,7 @@ class WorkerFactRelay:
                 self._report(fact)
 
     def report_progress(self) -> None:
-        """Report the newest commits since the last call; to be called now and then."""
+        """Report the newest commits since the last call. It must be called regularly."""
         if self._commits:
             self._report(facts.NodeProgress(self._node, list(self._commits.values())))
             self._commits.clear()

@@ -15,7 +15,7 @@ from regrow.core.messages.vocabulary import Role
 from regrow.core.metrics_text import Series, refusals_of, series_of
 
 STATES = ("starting", "standby", "training", "mending", "done")
-"""States of workers. Until its first generation a worker is "starting", or "standby" once a standby is ready."""
+"""States of workers. Before its first generation a worker is "starting", or "standby" once a standby is ready."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Seen:
 
 
 class WorkerStates:
-    """Follows all facts and orders of a node; its size is proportional to the number of workers."""
+    """Follows all facts and orders of a node; its memory is proportional to the number of workers."""
 
     def __init__(self) -> None:
         self.generation = Generation(0)
@@ -41,7 +41,7 @@ class WorkerStates:
         return [seen.pid for seen in self._workers.values() if seen.pid]
 
     def ordered(self, order: Feasible) -> None:
-        """Enter an order that is carried out."""
+        """Enter an order that is being carried out."""
         match order:
             case GenerationTable(head=head):
                 self.generation = head.generation
@@ -57,7 +57,7 @@ class WorkerStates:
                 pass
 
     def sent(self, fact: AgentFact) -> None:
-        """Enter a fact that is sent to the coordinator, or queued for it."""
+        """Enter a fact that is being sent to the coordinator, or queued for it."""
         match fact:
             case facts.NodeProgress(commits=commits):
                 for commit in commits:
@@ -85,7 +85,7 @@ class WorkerStates:
             seen.state = state
 
     def counts(self) -> Mapping[str, int]:
-        """Number of workers by state, for every state."""
+        """Number of workers in each state."""
         return dict.fromkeys(STATES, 0) | Counter(seen.state for seen in self._workers.values())
 
     def step_seconds(self) -> list[Seconds]:

@@ -147,7 +147,7 @@ _WITH_TRAINING: Final = {
 
 
 def _refuse_without_meaning(context: click.Context, *, train: bool) -> None:
-    """Raise `UsageError` for a `regrow doctor` flag without effect; environment variables may be for other commands."""
+    """Raise `UsageError` for a `regrow doctor` flag without effect. Ignores flags that environment variables set."""
     for name, flag in (_WITHOUT_TRAINING if train else _WITH_TRAINING).items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             if train:

@@ -1,4 +1,4 @@
-"""Addresses: of node 0, of this node's listeners, and the one under which other nodes reach this node."""
+"""Addresses: the endpoint on node 0, this node's own to listen on, and the host under which others reach it."""
 
 import re
 
@@ -9,12 +9,12 @@ from regrow.core.hosts import ANY, LOOPBACK, is_loopback
 from regrow.launch.checks import one_of
 
 DEFAULT_PORT = 29400
-"""Port of node 0 if `--rdzv-endpoint` has none; torchrun's default."""
+"""Port of the endpoint on node 0 if `--rdzv-endpoint` has none; torchrun's default."""
 _STATIC_PORT = 29500
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """`endpoint`: address of the coordinator. `bind`: address on which this node listens.
+    """Addresses of a node. `endpoint`: of the coordinator. `bind`: address on which this node listens.
 
     `advertise`: host under which others reach this node; empty: derived from the route to the coordinator.
     """
@@ -25,7 +25,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class AddressFlags(msgspec.Struct, frozen=True):
-    """The flags about addresses, unparsed."""
+    """The flags of `regrow run` about addresses, unparsed."""
 
     rdzv_endpoint: str = ""
     master_addr: str = ""
@@ -70,7 +70,7 @@ def whereabouts(flags: AddressFlags, *, node_rank: int, nodes: int, most: int) -
 
 
 def _own_address(bind: str, most: int) -> str:
-    """Address under which later nodes reach this one, the first."""
+    """Address under which nodes that come later reach this node, the first."""
     if most == 1 or is_loopback(bind):
         return LOOPBACK
     if bind in ANY:
@@ -99,7 +99,7 @@ def endpoint_of(flag: str, text: str) -> tuple[str, int]:
 
 
 def hydration_of(word: str, *, encrypted: bool) -> str:
-    """Transport of state, by `--hydration`. Raises `UsageError` for an unknown one, and for one that bypasses TLS."""
+    """Transport of state, from `--hydration`. Raises `UsageError` for an unknown one, and for one that bypasses TLS."""
     if encrypted and word == "nixl":
         raise UsageError("--hydration nixl reads state past TLS", hint="leave out one of the two")
     return one_of("--hydration", word, ("sockets", "memory", "nixl"))

@@ -24,7 +24,7 @@ from regrow.launch.child import AgentProcess
 from regrow.launch.console import Console
 
 DEATHS = 3
-"""After this many deaths of a node's agents with no step committed in between, the node is given up."""
+"""A node is given up after this many deaths of its agents in a row with no step committed in between."""
 _BURY_S: Seconds = 5.0
 _LOOK_S: Seconds = 0.01
 _AGAIN_S: Seconds = 1.0
@@ -33,14 +33,14 @@ _PASSES_S: Seconds = 60.0
 
 
 class Departure(NamedTuple):
-    """The last agent of a node has ended. `how`: in words. `given_back`: as agreed; the job goes on without it."""
+    """End of a node's last agent. `how`: in words. `given_back`: as agreed, and the job goes on without the node."""
 
     how: str
     given_back: bool
 
 
 class Outlook(NamedTuple):
-    """The coordinator's view of the job. `leaving`: the node is being given back, or was."""
+    """The coordinator's answer about a node and its job. `leaving`: the node is being given back, or was."""
 
     step: StepNo
     leaving: bool
@@ -71,7 +71,7 @@ class NodeAgents:
             self._starting -= 1
 
     async def bury(self, agent: AgentProcess) -> None:
-        """End the processes that an ended agent left below this one: its workers and their children."""
+        """End the processes that an ended agent has left as descendants of this one: its workers and their children."""
         self._pids.discard(agent.pid)
         deadline = time.monotonic() + _BURY_S
         while time.monotonic() < deadline:
@@ -111,7 +111,7 @@ class AgentSupervisor:
         return self._config.node
 
     def follow(self, leader: Leader) -> None:
-        """Agents started from now on register with this leader."""
+        """Let agents that are started from now on register with this leader."""
         self._config = msgspec.structs.replace(self._config, coordinator=leader.address, term=leader.term)
 
     async def keep(self) -> Departure:
@@ -137,7 +137,7 @@ class AgentSupervisor:
             self._node_agents.console.note(f"the agent of {self.node} {how}; starting another")
 
     async def _live(self) -> tuple[str, bool]:
-        """Run one agent to its end, then end its leftovers; returns how it ended, and True if it was ordered to."""
+        """Run one agent to its end, then end its leftovers; returns how it ended, and True if it was ordered to end."""
         caches = self._node_agents.caches
         furnished, cache = caches.assemble(self._config)
         try:
@@ -153,7 +153,7 @@ class AgentSupervisor:
             caches.clear(cache)
 
     async def _may_pass(self, error: OSError | RegrowError) -> bool:
-        """Pause and return True to retry: descriptors, memory or disk space may be free again soon."""
+        """Pause, and return True to try again, if descriptors, memory or disk space may soon be free again."""
         now = time.monotonic()
         if self._short_since is None:
             self._short_since = now
@@ -164,12 +164,12 @@ class AgentSupervisor:
         return not self._over
 
     def kill(self) -> None:
-        """Kill an agent that the coordinator has declared lost: it must not act again, even if it was only paused."""
+        """Kill an agent that the coordinator has declared lost, which must not act again even if it was only paused."""
         if self._agent is not None:
             self._agent.kill()
 
     def retire(self) -> None:
-        """The job is over: start no further agent."""
+        """Start no further agent, because the job is over."""
         self._over = True
 
     async def end(self, *, within: Seconds) -> None:

@@ -28,7 +28,7 @@ class CachePlan(msgspec.Struct, frozen=True):
 
 
 def cache_plan(folder: str, nbytes: str, *, home: Path | None) -> CachePlan:
-    """Derive the plan from `--data-cache` and `--data-cache-bytes`. `home`: default parent folder.
+    """Derive the plan of the data cache from `--data-cache` and `--data-cache-bytes`. `home`: default parent folder.
 
     Raises:
         UsageError: names the flag and what to write instead.
@@ -50,7 +50,7 @@ def default_budget(free: int, agents: int) -> int:
 
 
 class CacheHome:
-    """Gives each agent a cache folder of its own. If none can be made, it warns once and the job runs without.
+    """Gives each agent a cache folder of its own. If none can be made, it warns once and the job runs without a cache.
 
     Args:
         plan: from the flags.
@@ -97,7 +97,7 @@ class CacheHome:
         return msgspec.structs.replace(config, data_dir=str(made.path), data_budget=self._budget), made
 
     def clear(self, folder: DataFolder | None) -> None:
-        """Remove the folder of an agent that has ended, with its workers."""
+        """Remove the cache folder of an agent that has ended together with its workers."""
         if folder is None:
             return
         try:

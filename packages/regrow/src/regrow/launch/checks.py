@@ -16,7 +16,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def exclude(case: bool, text: str) -> None:
-    """Raise `UsageError` if `case` holds: a combination of two flags that exclude each other."""
+    """Raise `UsageError` with `text`, about flags that exclude each other, if `case` holds."""
     if case:
         raise UsageError(text, hint="leave one of them out")
 
@@ -57,7 +57,7 @@ def check_label(label: str) -> str:
 
 
 def domains_of(domain: str, nodes: int) -> list[str]:
-    """Failure domain of each node of this machine."""
+    """Failure domain of each node of this machine, from `--domain`."""
     if not domain:
         return []
     labels = domain.split(",")
@@ -72,7 +72,7 @@ def domains_of(domain: str, nodes: int) -> list[str]:
 
 
 def nproc_of(text: str, *, cpus: int, gpus: int) -> int:
-    """Processes of a node, by `--nproc-per-node`. Raises `UsageError`."""
+    """Number of processes of a node, from `--nproc-per-node`. Raises `UsageError`."""
     match text:
         case "cpu":
             return cpus
@@ -90,7 +90,7 @@ def nproc_of(text: str, *, cpus: int, gpus: int) -> int:
 
 
 def writable(flag: str, path: str) -> str:
-    """Return the path of a file to be written later. Raises `UsageError` if it cannot be; leaves contents unchanged.
+    """Return the path of a file to be written later. Raises `UsageError` if it is not writable; keeps its contents.
 
     Devices and pipes are not opened: that may block, or wake a reader. A dangling symbolic link stays as it is.
     """

@@ -17,7 +17,7 @@ AGENT_COMMAND = (sys.executable, "-m", "regrow.agent")
 
 
 class AgentProcess:
-    """The agent, in a session of its own so that the terminal's Ctrl-C reaches only the launcher."""
+    """The agent, in a session of its own, so that the terminal's Ctrl-C reaches only the launcher."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -36,33 +36,33 @@ class AgentProcess:
             process.stdin.write(msgspec.json.encode(config))
             await process.stdin.drain()
         except ConnectionError:
-            pass  # It has ended already; `wait` returns how.
+            pass  # The agent has ended already; `wait` returns how.
         process.stdin.close()
         return cls(process)
 
     @property
     def running(self) -> bool:
-        """True until its end was observed."""
+        """True until the agent's end was observed."""
         return self._process.returncode is None
 
     @property
     def obeyed(self) -> bool:
-        """True if it has ended on the coordinator's order."""
+        """True if the agent has ended on the coordinator's order."""
         return self._process.returncode == 0
 
     def kill(self) -> None:
-        """Kill it at once, unless it has ended by itself."""
+        """Kill the agent at once, unless it has ended by itself."""
         # Not with `Process.kill`: that reaps an ended process, whose exit code asyncio then reports as unknown.
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def wait(self) -> str:
-        """Wait without a limit until it has ended; returns how, in words."""
+        """Wait, without a limit, until the agent has ended; returns how, in words."""
         return exit_text(await self._process.wait())
 
     async def end(self, *, within: Seconds) -> None:
-        """Give it `within` seconds to end by itself, then kill it."""
+        """Give the agent `within` seconds to end by itself, then kill it."""
         try:
             await asyncio.wait_for(self._process.wait(), within)
         except TimeoutError:

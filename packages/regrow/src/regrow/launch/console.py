@@ -29,7 +29,7 @@ from regrow.observe.story import describe, mended
 
 _LAST_WORDS_S: Seconds = 2.0
 _ECHO_S: Seconds = 5.0
-"""The same signal again within this time is one request: the process group got it, and a parent forwarded it too."""
+"""The same signal again within this time is the same request: the group got it, and a parent forwarded it too."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
 
@@ -47,7 +47,7 @@ class Console:
         self._lock = threading.Lock()
         self._shown: Shown | None = None
         self.unkept: list[IncidentClosed] = []
-        """Incidents after which some ranks do not have their own values."""
+        """Incidents after which some ranks no longer have their own values."""
 
     @property
     def to_terminal(self) -> bool:
@@ -83,7 +83,7 @@ class Console:
         self._shown.write(line.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Write what is left, and wait `_LAST_WORDS_S` at most for the reader."""
+        """Write what is left, and wait at most `_LAST_WORDS_S` for the reader."""
         with self._lock, contextlib.suppress(OSError):
             if self._shown is not None:
                 self._shown.flush(_LAST_WORDS_S)
@@ -91,7 +91,7 @@ class Console:
                 self._shown = None
 
     def record(self, item: Record | facts.NodeProgress) -> None:
-        """Print a line for a record of interest while a job runs."""
+        """Print a line for a record that is of interest while a job runs."""
         match item:
             case IncidentClosed():
                 self.note(mended(item))
@@ -123,7 +123,7 @@ class Console:
 class Interruptions:
     """Signals that ask this process to end: the first asks the job to stop, a second Ctrl-C ends everything at once.
 
-    Any other signal repeated soon is the same request: Slurm's `linuxproc` signals both a launcher and its parent.
+    Any other signal that is repeated soon is the same request: Slurm's `linuxproc` signals a launcher and its parent.
 
     Args:
         ask: called once, with the reason in words and the signal.
@@ -144,7 +144,7 @@ class Interruptions:
         self._forcing = (signal.SIGINT,) if notice is None else self._signals
         self._asked: tuple[signal.Signals, float] | None = None
         self.last = False
-        """True if nothing runs after the job in this process: signals at exit then leave the job's exit code alone."""
+        """True if nothing runs in this process after the job; signals at exit then leave the job's exit code alone."""
 
     def __enter__(self) -> "Interruptions":
         """Install the handlers; a signal that is ignored (`nohup`) stays ignored."""
@@ -155,7 +155,7 @@ class Interruptions:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Restore the default handlers; with `last`, only that of Ctrl-C, and ignore the other signals."""
+        """Restore the default handlers; if `last`, restore only that of Ctrl-C, and ignore the other signals."""
         loop = asyncio.get_running_loop()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         for number in self._signals:

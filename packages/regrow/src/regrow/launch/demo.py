@@ -27,14 +27,14 @@ WORLD = 4
 KILLS = 3
 STEPS = 120
 TOKENS_PER_STEP = WORLD * 4 * 64
-"""Ranks, times windows of text per rank and step, times bytes per window, as in the example."""
+"""Product of the number of ranks, the windows of text per rank and step, and the bytes per window of the example."""
 RUN_DEADLINE: Seconds = 600.0
 _LEAST_STEPS = 20
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """Results of one run of the training. `digest`: of its final state; None if the run did not complete."""
+    """Results of one run of the demo's training. `digest`: of its final state; None if the run did not complete."""
 
     code: int
     ledger: Ledger

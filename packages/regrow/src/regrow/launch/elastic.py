@@ -15,14 +15,14 @@ _NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*", re.ASCII)
 
 
 class AllowedRange(msgspec.Struct, frozen=True):
-    """From `least` to `most`, both included."""
+    """Range from `least` to `most`, both included."""
 
     least: int
     most: int
 
 
 class Elasticity(msgspec.Struct, frozen=True):
-    """The elastic fields of a `JobSpec`. `min_replicas`, `max_replicas`: None if the number never changes."""
+    """The fields of a `JobSpec` about its size. `min_replicas`, `max_replicas`: None if the number never changes."""
 
     unit: int
     min_replicas: int | None
@@ -94,13 +94,13 @@ def _sizes(text: str) -> list[int]:
 
 
 def default_slots(spec: JobSpec) -> int:
-    """Default slots (ranks that fit on a node): the node's share of the largest world."""
+    """Default number of slots (ranks that fit on a node): the node's share of the largest world."""
     most = Limits.of(spec).most * spec.unit
     return max(spec.nproc, math.ceil(most / spec.node_limit))
 
 
 def slots_of(spec: JobSpec, given: int | None, *, alone: bool) -> int:
-    """Slots (ranks that fit) of each node started here, by `--slots`.
+    """Number of slots (ranks that fit) of each node started here, from `--slots`.
 
     Args:
         spec: of the job.

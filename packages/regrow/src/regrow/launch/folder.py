@@ -45,7 +45,7 @@ class JobEntry(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> bool:
-        """True if the launcher that wrote this still runs."""
+        """True if the launcher that wrote this file still runs."""
         return self.ended is None and is_alive(self.pid, self.pid_started)
 
     def encrypt(self) -> None:
@@ -112,7 +112,7 @@ def _hold(directory: Path, held: contextlib.ExitStack) -> None:
 
 
 def make_log_dir(folder: Path) -> None:
-    """Make the folder for per-rank output if it is missing. Raises `UsageError`."""
+    """Make the folder for the output of each rank if it is missing. Raises `UsageError`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -165,10 +165,10 @@ def list_jobs(jobs_home: Path) -> list[JobEntry]:
 
 
 def find_job(jobs_home: Path, job: str | None, *, running: bool = True) -> JobEntry:
-    """The job of that name; without a name the only running one (`running=False`: if none runs, the newest).
+    """The job with this name; without a name, the only running job (`running=False`: if none runs, the newest job).
 
     Raises:
-        UsageError: there is none, it has ended, or several are running.
+        UsageError: there is no such job, it has ended, or several are running.
     """
     entries = list_jobs(jobs_home)
     alive = [entry for entry in entries if entry.running]

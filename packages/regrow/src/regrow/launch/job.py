@@ -121,7 +121,7 @@ class RunFlags(msgspec.Struct, frozen=True):
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """Everything needed to start one node of a job. Other nodes use node 0's `spec` instead of their own."""
+    """Plan with everything needed to start one node of a job. Other nodes use node 0's `spec` instead of their own."""
 
     spec: JobSpec
     script: Script
@@ -165,11 +165,11 @@ class JobPlan(msgspec.Struct, frozen=True):
 
     @property
     def node_ranks(self) -> list[int]:
-        """The nodes that this machine runs."""
+        """The ranks of the nodes that this machine runs."""
         return list(range(self.spec.nodes)) if self.local and not self.name else [self.node_rank]
 
     def offer(self, spec: JobSpec) -> JoinOffer:
-        """The offer to nodes that join later, without their names."""
+        """The offer to nodes that join later. It leaves their names open."""
         return JoinOffer(
             spec=spec,
             script=self.script,
@@ -355,7 +355,7 @@ def _default_name(flags: RunFlags, around: HostEnvironment) -> str:
 
 
 def _local_nodes(flags: RunFlags) -> AllowedRange:
-    """As `--nnodes`, for nodes that are all on this machine."""
+    """Range of `--nnodes` if all nodes run on this machine."""
     given = {"--nnodes": flags.nnodes != "1", "--node-rank": flags.node_rank is not None, "--bind": bool(flags.bind)}
     for flag, said in given.items():
         if said:

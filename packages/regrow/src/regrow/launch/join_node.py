@@ -43,7 +43,7 @@ _SAID_AFTER = 10
 """Warn after this many refused connections."""
 _ANSWER_DEADLINE: Seconds = 10.0
 _END_NEWS_S: Seconds = 1.0
-"""After an agent ended on order: time for the message of the job's end to arrive, if that was the reason."""
+"""Time, after an agent ended on order, for a message to arrive that the job has ended, if that was the reason."""
 _ELECTED_S: Seconds = 60.0
 """Longest search for an elected coordinator."""
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
@@ -56,7 +56,7 @@ def join(
     agent_command: Sequence[str] = AGENT_COMMAND,
     given_back_code: int = OK,
 ) -> int:
-    """Run this node until the job ends or the node has left it; call it in the main thread, without child processes.
+    """Run this node until the job ends or the node leaves it. Call it in the main thread, without child processes.
 
     Args:
         plan: this node's part of the job.
@@ -88,7 +88,7 @@ def join(
 
 
 class _Joining:
-    """One node's part of a job."""
+    """One node's part of a job, from joining it to its end."""
 
     def __init__(
         self, plan: JobPlan, leader: Leader, agent_command: Sequence[str], console: Console, given_back_code: int
@@ -142,7 +142,7 @@ class _Joining:
             try:
                 job = await self._ask(session, "GET", "/status", JobView)
             except (aiohttp.ClientError, TimeoutError):
-                return Outlook(NO_STATE, leaving=False)  # node 0 is lost: `_wait_end` reports it
+                return Outlook(NO_STATE, leaving=False)  # Node 0 is lost, which `_wait_end` reports.
             return Outlook(job.step, any(each.draining or each.left for each in job.nodes if each.node == node))
 
         config = self._plan.agent_config(
@@ -161,7 +161,7 @@ class _Joining:
         return AgentSupervisor(node_agents, config, ask)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobSpec:
-        """Query the job's specification, and retry: node 0 may start later than this one."""
+        """Query the job's specification; retries, because node 0 may start later than this node."""
         within = GATHER_DEADLINE if self._leader.term == 1 else _ELECTED_S
         deadline = time.monotonic() + within
         waiting, silent = False, 0
@@ -241,7 +241,7 @@ class _Joining:
                 self._messages.cancel()
 
     async def _wait_end(self, session: aiohttp.ClientSession, supervisor: AgentSupervisor) -> EndJob:
-        """Wait for the job's end, from whichever coordinator it has by then."""
+        """Wait for the job's end, which the coordinator of that time reports."""
         term = self._leader.term
         if self._follower is None:
             return await _end_of(session, self._base) or _LOST
@@ -254,7 +254,7 @@ class _Joining:
                     return end
                 await asyncio.wait({following}, timeout=_RETRY_EVERY)
                 if not following.done():
-                    continue  # the coordinator may still run; only this connection is lost
+                    continue  # The coordinator may still run; only this connection is lost.
                 leader = following.result()
                 if leader is None and self._follower.ended:
                     await asyncio.wait({ending}, timeout=VERDICT_DEADLINE)
@@ -266,7 +266,7 @@ class _Joining:
             self._console.note(f"{self._plan.node} follows the job's coordinator to {self._base}")
 
     async def _left(self, left: Departure, ending: "asyncio.Task[EndJob]", forced: "asyncio.Task[bool]") -> EndJob:
-        """The end to report for an agent that ended before a message of the job's end arrived."""
+        """The end to report if the node's last agent ended before a message of the job's end arrived."""
         wait = _END_NEWS_S if left.given_back else VERDICT_DEADLINE
         await asyncio.wait({ending, forced}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
@@ -328,7 +328,7 @@ class _Joining:
 
 
 async def _end_of(session: aiohttp.ClientSession, base: str) -> EndJob | None:
-    """Wait without a limit for the job's end; None if the connection is lost before."""
+    """Wait without a limit for the job's end; None if the connection is lost before that."""
     try:
         async with session.get(f"{base}/end", timeout=aiohttp.ClientTimeout(total=None)) as response:
             return msgspec.json.decode(await response.read(), type=EndJob)

@@ -25,7 +25,7 @@ _ASK_AGAIN_S: Final[Seconds] = 0.5
 
 
 class AgentFlags(msgspec.Struct, frozen=True):
-    """`regrow agent`'s flags as text, one field for each; `regrow agent --help` describes them.
+    """Flags of `regrow agent` as text, one field for each; `regrow agent --help` describes them.
 
     `join`: `HOST:PORT`, the name of a job of this user on this machine, or empty for the only one.
     """
@@ -47,7 +47,7 @@ class AgentFlags(msgspec.Struct, frozen=True):
 
 
 def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[str], None] = os.chdir) -> JobPlan:
-    """Ask the job to admit this node, and build the node's part of the plan.
+    """Ask the job to admit this node, and make the plan of the node's part in it.
 
     The script is looked up from the folder in which the job was started, if this machine has it, else from here.
 
@@ -106,7 +106,7 @@ def asked_for_a_place(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[Seconds], None] = time.sleep,
 ) -> JoinOffer:
-    """The job's offer; ask again for `wait` seconds if nobody answers or no place is free. Raises `UsageError`."""
+    """The job's offer; asks again for `wait` seconds if nobody answers or no place is free. Raises `UsageError`."""
     until = clock() + wait
     while True:
         try:

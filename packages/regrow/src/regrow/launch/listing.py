@@ -1,4 +1,4 @@
-"""Jobs as lines of text and on a terminal: for `regrow jobs`, `status`, `logs` and `top`."""
+"""Jobs as lines of text and on a terminal, for `regrow jobs`, `status`, `logs` and `top`."""
 
 import contextlib
 import time
@@ -52,7 +52,7 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 def job_rows(jobs_home: Path, entries: Sequence[JobEntry]) -> list[JobRow]:
-    """The rows of these jobs; reads their records."""
+    """The rows of these jobs, with figures from their records."""
     return [_row(jobs_home / entry.job, entry) for entry in entries]
 
 
@@ -105,7 +105,7 @@ def status_lines(view: JobView) -> list[str]:
 
 
 def _size_lines(view: JobView) -> list[str]:
-    """The present and allowed numbers of replicas, if they can change."""
+    """Lines with the present and the allowed numbers of replicas, if the number can change."""
     if view.min_replicas == view.max_replicas and view.wanted == view.replicas:
         return []
     each = f" of {view.unit} ranks" if view.unit > 1 else ""

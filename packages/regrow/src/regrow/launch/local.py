@@ -125,7 +125,7 @@ class _Launch:
         """Owner of the job's checkpoints, if it writes any."""
 
     async def run(self) -> EndJob:
-        """Run the job; returns its end, or a `Deposed` if another launcher now hosts its coordinator."""
+        """Run the job; returns its end, or a `Deposed` if another launcher hosts its coordinator by then."""
         for note in self._plan.notes:
             self._console.note(note)
         check_loopback(_listen_host(self._plan))
@@ -323,7 +323,7 @@ class _Launch:
                 self._console.say(f"please report this:\n{crash}")
 
     def _closing(self, job: JobId) -> str:
-        """Last line of a job that has ended with 0."""
+        """Last line to print for a job that has ended with 0."""
         took = "" if self._entry is None else f" in {seconds(max(0.0, time.time() - self._entry[1].started))}"
         steps, incidents = self._done()
         done = f": {count(steps, 'step')}, {count(incidents, 'incident')}" if steps else ""
@@ -331,7 +331,7 @@ class _Launch:
 
 
 def _proves(spec: JobSpec) -> bool:
-    """True if a newcomer may ever be compared with a rank: never with a single rank and neither standby nor spare."""
+    """True if a newcomer may ever be compared with a rank, which takes several ranks, a standby or a spare."""
     return spec.proof and (spec.world > 1 or spec.standbys > 0 or spec.spares > 0)
 
 
@@ -359,7 +359,7 @@ def _witness_of(plan: JobPlan, spec: JobSpec) -> WitnessFolder | None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise `UsageError` if the workers could not listen on `--master-port`."""
+    """Raise `UsageError` if the workers could not listen on the port of `--master-port`."""
     if port == 0:
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -374,7 +374,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _with_port(plan: JobPlan) -> JobPlan:
-    """Choose the workers' `MASTER_PORT` here if there are several agents, which must agree on it."""
+    """Choose the workers' `MASTER_PORT` here if there are several agents, which must use the same one."""
     if len(plan.node_ranks) == 1 or plan.master_port:
         return plan
     with socket.create_server((plan.bind, 0)) as probe:
@@ -382,7 +382,7 @@ def _with_port(plan: JobPlan) -> JobPlan:
 
 
 def _listen_host(plan: JobPlan) -> str:
-    """The endpoint's own loopback address, or that of `--bind`."""
+    """Host to listen on: the endpoint's loopback address if it has one, else the host of `--bind`."""
     return plan.endpoint[0] if plan.bind == LOOPBACK else plan.bind
 
 

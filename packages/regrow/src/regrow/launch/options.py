@@ -1,4 +1,4 @@
-"""The options of `regrow run` besides torchrun's, of `regrow agent`, `regrow try` and `regrow doctor`."""
+"""The options of `regrow run` other than torchrun's, and those of `regrow agent`, `regrow try` and `regrow doctor`."""
 
 import functools
 from collections.abc import Callable
@@ -200,10 +200,10 @@ _DOCTOR: Final[tuple[Decorator, ...]] = (
 
 
 class RunCommand(click.Command):
-    """A command with the options of `regrow run`, of which `--resume` may be given without a value."""
+    """A command with the options of `regrow run`; `--resume` may be given without a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `--resume` as `--resume=auto`, but not after the script, which may have a `--resume` of its own."""
+        """Parse `--resume` as `--resume=auto`; leaves a `--resume` after the script to the script."""
         spelled = ["--resume=auto" if each == "--resume" else each for each in args]
         if ctx.allow_interspersed_args:
             return super().parse_args(ctx, spelled)
@@ -220,7 +220,7 @@ def _with(added: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable
 
 
 of_run = functools.partial(_with, _RUN)
-"""Adds regrow's own options to `regrow run`; the next three do so for their commands."""
+"""Add regrow's own options to `regrow run`; the next three functions do so for their commands."""
 of_agent = functools.partial(_with, _AGENT)
 of_try = functools.partial(_with, _TRY)
 of_doctor = functools.partial(_with, _DOCTOR)

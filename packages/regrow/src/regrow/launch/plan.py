@@ -44,7 +44,7 @@ def load_faults(path: Path, *, world: int) -> list[FaultSpec]:
 
 
 def parse_faults(text: str, *, world: int, source: str = "fault plan") -> list[FaultSpec]:
-    """As `load_faults`, from text. `source` names it in errors."""
+    """Parse faults as `load_faults` does, but from text. `source` names the text in errors."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""Identifies a launcher's process by pid and start time, and ends one."""
+"""Identification of a launcher's process by pid and start time, and the end of one."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ STOP_DEADLINE: Seconds = 30.0
 
 
 def end(process: "subprocess.Popen[bytes]") -> int:
-    """End a run with SIGTERM, then SIGKILL, if it still runs; returns its exit code."""
+    """End a process with SIGTERM, then SIGKILL, if it still runs; returns its exit code."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             process.send_signal(sign)
@@ -22,7 +22,7 @@ def end(process: "subprocess.Popen[bytes]") -> int:
 
 
 def is_alive(pid: int, started: float) -> bool:
-    """True if the process with this `pid` that started at `started` (seconds since the epoch) still runs."""
+    """True if the process with this `pid`, which started at `started` (seconds since the epoch), still runs."""
     try:
         process = psutil.Process(pid)
         return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 2.0)
@@ -31,5 +31,5 @@ def is_alive(pid: int, started: float) -> bool:
 
 
 def start_time() -> float:
-    """Start of this process, in seconds since the epoch."""
+    """Start time of this process, in seconds since the epoch."""
     return float(psutil.Process().create_time())

@@ -45,7 +45,7 @@ class CoordinatorClient:
         return self._get("/status", JobView)
 
     def figures(self) -> JobFigures:
-        """Progress of the job."""
+        """The progress of the job."""
         return self._get("/figures", JobFigures)
 
     def kill(self, fault: FaultSpec) -> None:
@@ -65,7 +65,7 @@ class CoordinatorClient:
         return self._post("/move", request, AnswerScale)
 
     def join(self, request: JoinRequest) -> JoinOffer:
-        """Request to join as another node; returns what the node needs. Raises `UsageError` if it is refused."""
+        """Request to join as another node; returns what the node needs. Raises `UsageError` if it may not join."""
         return self._post("/join", request, JoinOffer)
 
     def stop(self, reason: str, *, patience: Seconds) -> None:

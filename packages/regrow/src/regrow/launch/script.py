@@ -12,7 +12,7 @@ from regrow.core.errors import UsageError
 
 
 def check_script(script: Script, preload: Sequence[str] = ()) -> None:
-    """Look up the script, and the modules of `--preload`, as the workers will.
+    """Look up the script and the modules of `--preload` in the same way as the workers will.
 
     Raises:
         UsageError: one of them does not exist or cannot be run.
@@ -69,7 +69,7 @@ def _check_module(flag: str, name: str, *, runs: bool) -> None:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """A module's spec, without importing the packages above it as `find_spec` would."""
+    """A module's spec, found without importing the packages above it, which `find_spec` would import."""
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     path: Sequence[str] | None = [str(Path.cwd()), *sys.path]

@@ -69,7 +69,7 @@ _SHORTEST_PREFIX: Final = 4
 
 
 def spelled_out(name: str) -> str:
-    """The full name of an option: like torchrun, accept `_` for `-`, and any unambiguous prefix of a flag."""
+    """The full name of an option. Like torchrun, accepts `_` for `-`, and any unambiguous prefix of a flag."""
     dashed = name.replace("_", "-")
     if len(dashed) < _SHORTEST_PREFIX or dashed in _NAMES:
         return dashed
@@ -107,7 +107,7 @@ def ignored(context: click.Context, environment: Iterable[str]) -> list[str]:
     """Flags on this command line, and variables of `hyperpodrun`, that have no effect.
 
     Args:
-        context: of the command.
+        context: context of the command.
         environment: names of the environment variables.
     """
     foreign = [name for name in environment if name.startswith("HPCT_") or name == "TORCH_SKIP_TCPSTORE"]

@@ -23,10 +23,10 @@ from regrow.observe.trial import PHASES, Kill, Outcome, Result, advice, complain
 
 PILOT_STEPS = 6
 FIRST_KILL, APART, TAIL = 2, 3, 2
-"""The first kill's step, steps from one kill to the next, and steps after the last one."""
+"""Step of the first kill, steps from one kill to the next, and steps after the last kill."""
 RUN_DEADLINE: Seconds = 1800.0
 MOST_RUNS = 4
-"""Most runs for each way to replace a rank: the kills planned after a failed kill are retried without it."""
+"""Most runs for each way to replace a rank. After a kill that fails, another run makes the remaining kills."""
 WAYS = {"fork": ("--standby=0",), "standby": ("--standby=1", "--warmth=built")}
 _LAST_LINES, _LAST_OF_RANK = 12, 10
 _IN_ITS_LOG = re.compile(r"rank (\d+) .*; its output is in its log")
@@ -34,7 +34,7 @@ _IN_ITS_LOG = re.compile(r"rank (\d+) .*; its output is in its log")
 
 @dataclass(frozen=True)
 class TrialFlags:
-    """`regrow try`'s flags. `steps`, `kills`: None: enough to kill each rank in each phase."""
+    """Flags of `regrow try`. `steps`, `kills`: None: as many as it takes to kill each rank in each phase."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Results of one run. `output`: the last lines that it printed."""
+    """Results of one run of the script. `output`: the last lines that it printed."""
 
     code: int
     ledger: Ledger
@@ -56,7 +56,7 @@ class TrialRun:
 
 
 def plan_kills(*, ranks: int, steps: int | None = None, kills: int | None = None) -> list[Kill]:
-    """Kill each rank in each phase, a few steps apart; if `kills` or `steps` allow fewer, each phase comes first.
+    """Plan a kill of each rank in each phase, a few steps apart; if only fewer fit, the first ones cover every phase.
 
     Raises:
         UsageError: the steps do not suffice for a single kill.
@@ -71,7 +71,7 @@ def plan_kills(*, ranks: int, steps: int | None = None, kills: int | None = None
 
 
 def again(kills: Sequence[Kill]) -> list[Kill]:
-    """The same kills, renumbered and moved forward to begin at the first allowed step."""
+    """The same kills, renumbered and moved forward so that they begin at the first allowed step."""
     return [
         replace(kill, fault=f"plan-{at + 1}", step=StepNo(FIRST_KILL + APART * at)) for at, kill in enumerate(kills)
     ]
@@ -102,7 +102,7 @@ class _Trial:
         self._runs = 0
 
     def run(self, kills: list[Kill]) -> int:
-        """Make two undisturbed runs, then those with kills; returns the exit code."""
+        """Make two undisturbed runs, then the runs with kills; returns the exit code."""
         ways, ranks = " and ".join(WAYS), self._flags.nproc
         self._say(f"at most {count(len(kills), 'kill')} in {self._steps} steps with {ranks} ranks, by {ways} each")
         few = min(PILOT_STEPS, self._steps)
@@ -139,7 +139,7 @@ class _Trial:
                 return
             kills = again(
                 kills
-            )  # The plan file names its faults by their order, so each left out renames those after it.
+            )  # The plan file names its faults by their order, so that leaving one out renames those after it.
             plan = self._folder / f"{way}-{self._runs}.toml"
             plan.write_text("\n".join(_toml(kill) for kill in kills), encoding="utf-8")
             run = self._start(f"{count(len(kills), 'kill')}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
@@ -165,7 +165,7 @@ class _Trial:
         return 0 if equal and not failed and not untried else 1
 
     def _start(self, what: str, steps: int, *more: str) -> TrialRun:
-        """Run the script to its end."""
+        """Run the script to its end; returns the results."""
         self._runs += 1
         job = f"{self._name}-{self._runs}"
         log = self._folder / f"{job}.log"

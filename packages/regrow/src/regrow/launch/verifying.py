@@ -14,7 +14,7 @@ from regrow.observe.thinning import records_since
 
 
 def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proof:
-    """Decide if a chain of jobs has read every sample exactly once.
+    """Decide whether a chain of jobs has read every sample exactly once.
 
     Args:
         jobs: names, folders or files, in the order in which they ran; none: the running job, else the newest.
@@ -31,7 +31,7 @@ def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proo
 
 
 def locate(jobs_home: Path, job: str | None) -> Path:
-    """The folder of a job by its name, or a folder or file of records. Raises `UsageError` if there is none."""
+    """Path of a job's folder, found by the job's name, or of the given folder or file. Raises `UsageError`."""
     path = Path(job) if job is not None else None
     if path is not None and path.exists() and not any(entry.job == job for entry in list_jobs(jobs_home)):
         return path

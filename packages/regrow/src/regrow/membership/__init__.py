@@ -4,5 +4,5 @@
 
 * `recovery`: repair of a fault, from the loss of a worker to the next generation.
 * `elastic`: changes of the world's size while the training runs.
-* `server`: agents over WebSockets, people over HTTP, time by a timer. All else in this room is pure.
+* `server`: agents over WebSockets, people over HTTP, and a timer. All other modules of this package are pure.
 """

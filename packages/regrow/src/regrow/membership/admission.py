@@ -37,13 +37,13 @@ class JoinOffer(msgspec.Struct, frozen=True):
     grace: Seconds = 10.0
     """Time that workers have to end after the job has ended."""
     local: bool = False
-    """All nodes of the job are on one machine, and use unix sockets."""
+    """True if all nodes of the job are on one machine and use unix sockets."""
     term: int = 1
     """Term of the coordinator that makes this offer."""
 
 
 class Admission:
-    """Decides which nodes may join, and their names; the server has the connections.
+    """Decides which nodes may join, and their names; makes no connections, which are the server's part.
 
     Args:
         spec: limits the number of nodes.

@@ -39,12 +39,12 @@ CheckpointFact = SnapshotHeld | PartsWritten | CheckpointWritten | CheckpointFai
 
 @dataclass(frozen=True)
 class NoCheckpoint:
-    """No checkpoint is under way."""
+    """State while no checkpoint is under way."""
 
 
 @dataclass(frozen=True)
 class Snapshotting:
-    """The workers in `asked` were ordered to take a snapshot at `step`; `held`: the step at which each has taken it."""
+    """State while the workers in `asked` take a snapshot at `step`; `held`: the step at which each has taken it."""
 
     step: StepNo
     since: Instant
@@ -55,7 +55,7 @@ class Snapshotting:
 
 @dataclass(frozen=True)
 class Writing:
-    """The agents write their parts; `left`: nodes that have not reported that they are done."""
+    """State while the agents write their parts; `left`: nodes that have not reported that they are done."""
 
     step: StepNo
     since: Instant
@@ -66,7 +66,7 @@ class Writing:
 
 @dataclass(frozen=True)
 class Finishing:
-    """One agent puts the parts together."""
+    """State while one agent puts the parts together."""
 
     step: StepNo
     since: Instant
@@ -95,7 +95,7 @@ class Checkpoints:
         self._refused: dict[StepNo, str] = {} if refused is None else refused
         self._state: State = NoCheckpoint()
         self.attempts = 0
-        """Checkpoints begun so far, which is the number of the newest."""
+        """Number of the newest checkpoint, which is also the number of checkpoints begun so far."""
         self._next_at: Instant | None = None
         self._ahead = LEAST_AHEAD
         self._written: StepNo | None = None
@@ -111,22 +111,22 @@ class Checkpoints:
     # --- called by the membership machine ----------------------------------------------------------------------
 
     def next_deadline(self) -> Instant | None:
-        """Time at which `TimeAdvanced` is needed."""
+        """Time at which the next `TimeAdvanced` is needed; None: at no time."""
         if not isinstance(self._state, NoCheckpoint):
             return self._state.deadline
         return self._next_at
 
     def stop_schedule(self) -> None:
-        """The job has stopped training: begin no further checkpoint on schedule."""
+        """Begin no further checkpoint on schedule, because the job has stopped training."""
         self._next_at = None
 
     @property
     def idle(self) -> bool:
-        """True if nothing is being written. Only then do all workers find the same newest checkpoint."""
+        """True if nothing is being written. Only then do all workers find the same newest checkpoint on disk."""
         return not isinstance(self._state, Writing | Finishing)
 
     def training(self, step: StepNo, now: Instant) -> None:
-        """The job trains and has reached `step`: begin a checkpoint if one is due."""
+        """Begin a checkpoint if one is due. Called while the job trains and has reached `step`."""
         if not self._spec.checkpoint_every:
             return
         if self._wanted is not None:
@@ -141,14 +141,14 @@ class Checkpoints:
                 self._take(step, now)
 
     def interrupted(self) -> None:
-        """The generation is over. Drop pending snapshots, as their workers may be gone; keep writing held ones."""
+        """Drop pending snapshots as the generation is over and their workers may be gone; keep writing held ones."""
         if isinstance(self._state, Snapshotting):
             self._state = NoCheckpoint()
         self._next_at = self._given_up = None
         self._at_end = False
 
     def forsake_dead(self, now: Instant) -> None:
-        """The job ends: stop waiting for dead workers that were asked for a snapshot, and for lost nodes."""
+        """Stop waiting for lost nodes and for dead workers that were asked for a snapshot. Called when the job ends."""
         self._at_end = True
         for node in [each.node for each in self._roster.nodes.values() if each.away]:
             self.node_lost(node, now)
@@ -164,7 +164,7 @@ class Checkpoints:
         return SNAPSHOT_S + 2 * WRITE_S
 
     def savable(self) -> StepNo | None:
-        """Newest step at which halted workers have the whole state; None: there is none, or no place to save it."""
+        """Newest step at which halted workers have the whole state; None: none, or the job writes no checkpoints."""
         if not self._spec.checkpoint_every:
             return None
         workers = list(self._roster.placed())
@@ -175,7 +175,7 @@ class Checkpoints:
         return None
 
     def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
-        """Save `step` or a later one: the job ends once `saved_before_end` is true, or after `patience`."""
+        """Save the state of `step` or of a later one. `patience`: the job ends without it after this time."""
         self._wanted, self._taken_for_end, self._next_at = step, False, None  # no other is begun on schedule
         if self._spec.checkpoint_every and patience and not self.saved_before_end:
             self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
@@ -203,10 +203,10 @@ class Checkpoints:
         return None if self._written in self._refused else self._written, self._given_up
 
     def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
-        """Every rank is at the last step: True if that is on disk or was given up; else a checkpoint is begun.
+        """True if the last step is on disk or was given up; else begin its checkpoint. All ranks must be at that step.
 
         Args:
-            halted: only ranks that are halted at this step are asked for it; there may be no others.
+            halted: ask only ranks that are halted at this step; there may be no others.
         """
         if not self._spec.checkpoint_every or step in (self._written, self._given_up):
             return True
@@ -232,7 +232,7 @@ class Checkpoints:
                 self._fail(f"{state.node} did not put the parts together {waited}", now)
 
     def node_lost(self, node: NodeId, now: Instant) -> None:
-        """The node's snapshots are lost with it. Other ranks may still have the state to be saved before the end."""
+        """Give up a checkpoint that needs the lost node. Other ranks may still save the state before the job ends."""
         match self._state:
             case Snapshotting(asked=asked) if any(home == node for _, home in asked.values()):
                 self._fail(f"{node} was lost", now, again=True)
@@ -280,7 +280,7 @@ class Checkpoints:
             self._orders.add(TakeSnapshot(worker, step))
 
     def _writers(self, halted_at: StepNo | None) -> Iterator[tuple[Rank, WorkerRecord]]:
-        """The lowest rank of each holding, if `halted_at` is given only of ranks halted at that step."""
+        """The lowest rank of each holding; if `halted_at` is given, only among ranks that are halted at that step."""
         seen: set[str] = set()
         for rank, name in sorted(self._roster.places.items()):
             worker = self._roster.workers[name]

@@ -1,4 +1,4 @@
-"""Deadlines of each state: the stages that it waits for, until when, and the workers that are late."""
+"""Deadlines of each state: the worker stages that it waits for, its time limit, and the workers that are late."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,16 +23,16 @@ from regrow.membership.states import (
 LAST_ACTS_S: Seconds = 86400.0
 """Longest wait for a rank that still exports or uploads when all others have ended."""
 SWITCH_S: Seconds = 300.0
-"""Longest wait for the agreed step of a change that has no deadline of its own."""
+"""Longest wait for the agreed step at which the world changes, if the change has no deadline of its own."""
 ARRIVE_S: Seconds = 10.0
-"""Time for the agents to find a new coordinator, and then for each of them to answer it.
+"""Time for the agents to find a new coordinator, and again for each of them to answer it.
 
-A later agent counts as lost and then as come back.
+An agent that is later counts as lost, and then as a node that has come back.
 """
 KEEP_S: Seconds = 120.0
 """Time for survivors to copy their state into the memory of their own machines."""
 AGAIN = 2
-"""Factor on the build deadline, or on the first build if that took longer, when all workers are started again."""
+"""Factor on the build deadline (or on the time of the first build, if longer) when all workers are started again."""
 
 
 def earliest(state: State, roster: Roster, spec: JobSpec) -> Instant | None:
@@ -98,7 +98,7 @@ def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
 
 
 def _again(roster: Roster) -> tuple[Stage, ...]:
-    """Stages that can be late although no worker is ready; none at first, as a first build may take any time."""
+    """Stages that can be late although no worker is ready: none at first, as a first build may take any time."""
     return (Stage.STARTING, Stage.IDLE) if roster.first_build is not None else ()
 
 

@@ -16,15 +16,15 @@ READS_EARLY = "the script reads its rank before its loop"
 NOTHING_BETWEEN = (
     "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
 )
-"""A fault was requested at a place that this script never reaches."""
+"""Refusal of a fault that was requested between two steps, a place that this script never reaches."""
 NOT_ALL_TRAINING = "the coordinator works again, but not every rank was in its generation"
-"""After a takeover: the agents have answered, but some rank does not train."""
+"""Message after a takeover in which the agents have answered but some rank does not train."""
 IN_BETWEEN = "the coordinator failed while ranks were on their way into a generation"
-"""A generation is given up because the decisions about it were lost with the coordinator."""
+"""Cause of a generation that is given up because the decisions about it were lost with the coordinator."""
 
 
 def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False, behind: str = "") -> str:
-    """The script's own error, shown once, with rank and step. `behind`: the fault after which bodies were run again."""
+    """Message with the script's own error, its rank and step. `behind`: the fault after which bodies were run again."""
     where = f"rank {rank} failed" if rank is not None else "a worker failed"
     where += f" at step {step}" if step >= 0 else " before its first step"
     twice = ", the same error twice" if again else ""
@@ -37,12 +37,12 @@ def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: 
 
 
 def unforeseen(change: str) -> str:
-    """The job's state changed in a way that `job_state.NEXT` does not list."""
+    """Message that the job's state changed in a way that `job_state.NEXT` does not list."""
     return f"a defect of regrow, please report it: the job's state changed from {change}, which was not foreseen"
 
 
 def early_reads(where: str) -> str:
-    """Standbys that have already run the script would be wrong for another rank."""
+    """Message that standbys would be wrong for another rank because they have run the script already."""
     return (
         f"{READS_EARLY} ({where}), so a standby built for one rank cannot take another's place: standbys now wait "
         "before the script, which makes them slower (as with --warmth imports). To have built standbys, ask "
@@ -51,21 +51,21 @@ def early_reads(where: str) -> str:
 
 
 def went_on(rank: Rank, step: StepNo, error: ErrorReport) -> str:
-    """An error that did not recur and so ends nothing; people should see it all the same."""
+    """Message about an error that did not recur when the body ran again, so that the job goes on."""
     return (
         f"rank {rank} failed at step {step} and has gone on; the error did not come again:\n{error.traceback.rstrip()}"
     )
 
 
 def cut_off(error: ErrorReport) -> str:
-    """A script's call between two steps was ended by a fault elsewhere; empty: the error is the script's own."""
+    """Message that a fault elsewhere ended a script's call between two steps; empty for the script's own error."""
     if not error.type.endswith("GenerationHalted"):
         return ""
     return f"was cut off between two steps by a fault elsewhere: {error.message}"
 
 
 def exposed(ranks: Sequence[Rank], home: str) -> str:
-    """Ranks that hold the same part of the state and would fail together."""
+    """Message that these ranks hold the same part of the state and would fail together."""
     return (
         f"{_ranks(ranks)} hold the same part of the state and are all on {home}: if it is lost, this part is too "
         "(--buddy-every K keeps copies elsewhere)"
@@ -73,24 +73,24 @@ def exposed(ranks: Sequence[Rank], home: str) -> str:
 
 
 def died_building(rank: Rank | None, code: int) -> str:
-    """A worker ended before its first step without reporting an error."""
+    """Message that a worker ended before its first step without reporting an error."""
     return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"
 
 
 def died_after_loop(rank: Rank | None, code: int, steps: StepNo, *, through: bool = False) -> str:
-    """A worker failed in the script's code after its last step; `through`: after that code had ended too."""
+    """Message that a worker failed in the code after its last step; `through`: after that code had ended too."""
     where = f"in the code after its last step; all ranks had left the loop, and {steps} steps had been committed"
     over = "when its script and all its exit handlers had ended: nothing is lost by that"
     return f"rank {rank} {exit_text(code)} {over if through else where}"
 
 
 def stays_after_loop(rank: Rank | None, waited: Seconds, steps: StepNo) -> str:
-    """A worker does not end although all others have ended."""
+    """Message that a worker has not ended although all others have."""
     return f"rank {rank} has not ended within {waited:g} s after the last other rank; {steps} steps had been committed"
 
 
 def layout_differs(worker: WorkerId, rank: Rank | None) -> str:
-    """Two workers built different models."""
+    """Message that two workers built different models."""
     place = f"rank {rank}" if rank is not None else "a standby"
     return (
         f"{place} ({worker}) built protected state that differs from the other ranks' in names, shapes or order: "
@@ -99,7 +99,7 @@ def layout_differs(worker: WorkerId, rank: Rank | None) -> str:
 
 
 def left_alone(rank: Rank, left_at: StepNo, step: StepNo) -> str:
-    """One rank left the loop while the others went on."""
+    """Message that one rank left the loop while the others went on."""
     return (
         f"rank {rank} left the training loop after step {left_at - 1} while the others went on with step {step}: "
         "every rank must leave at the same step"
@@ -107,7 +107,7 @@ def left_alone(rank: Rank, left_at: StepNo, step: StepNo) -> str:
 
 
 def state_lost(step: StepNo, cause: str) -> str:
-    """There is no living copy of the state and no durable one."""
+    """Message that there is no living copy of the state and no durable one."""
     return (
         f"the last copy of the training state (at step {step}) was lost: {cause}; there is no durable checkpoint to "
         "go back to (set --checkpoint-dir to have one, or --buddy-every to have copies in memory)"
@@ -115,7 +115,7 @@ def state_lost(step: StepNo, cause: str) -> str:
 
 
 def torn(ranks: Mapping[Rank, StepNo]) -> str:
-    """The ranks whose updates were cut off, by step; empty: none were."""
+    """Message that names the ranks whose updates were cut off, by step; empty if there are none."""
     if not ranks:
         return ""
     steps = {step: [rank for rank, at in sorted(ranks.items()) if at == step] for step in sorted(set(ranks.values()))}
@@ -129,7 +129,7 @@ def torn(ranks: Mapping[Rank, StepNo]) -> str:
 def uncovered(
     start: Uncovered, buddy_every: int, reported: str = "", broken: Mapping[Rank, StepNo] = MappingProxyType({})
 ) -> str:
-    """Some part of the state is in no living worker's memory. `reported`: last report of the workers that had it.
+    """Message that no living worker has some part of the state. `reported`: last report of the workers that had it.
 
     `broken`: ranks that were in the middle of an update, with its step.
     """
@@ -144,7 +144,7 @@ def uncovered(
 def replicas_differ(
     step: StepNo, wrong: Sequence[WorkerRecord], undecided: Sequence[WorkerRecord], tensors: Sequence[str]
 ) -> str:
-    """Silent corruption: the ranks, the place and the tensors."""
+    """Message about silent corruption: the ranks, the step and the tensors."""
     where = f", in {', '.join(tensors)}" if tensors else ""
     parts = []
     if wrong:
@@ -158,7 +158,7 @@ def replicas_differ(
 
 
 def replicas_start_unlike(found: Divergence) -> str:
-    """Ranks that should hold the same state have built different values."""
+    """Message that ranks have built different values although they should hold the same state."""
     first, *others = found.alike
     odd = ", ".join(_ranks(ranks) for ranks in others)
     return (
@@ -170,7 +170,7 @@ def replicas_start_unlike(found: Divergence) -> str:
 
 
 def replicas_unlike(found: Divergence) -> str:
-    """Replicas have different state, and it may not be known which is right."""
+    """Message that replicas have different state; it may be unknown which of them is right."""
     odd = found.odd
     others = tuple(rank for ranks in found.alike for rank in ranks if rank not in odd)
     whom = f"{_ranks(odd)} differs from {_ranks(others)}" if odd else f"{_ranks(tuple(sorted(others)))} differ"
@@ -178,7 +178,7 @@ def replicas_unlike(found: Divergence) -> str:
 
 
 def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
-    """`replicas_unlike` with consequence and cure. `again`: ranks that are replaced because of it."""
+    """Message of `replicas_unlike`, with its consequence and a cure. `again`: ranks that are replaced because of it."""
     text = replicas_unlike(found)
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
@@ -199,7 +199,7 @@ def _places(workers: Sequence[WorkerRecord]) -> str:
 
 
 def replicas_differ_again(cause: str) -> str:
-    """The replicas differ again after a rerun from their last common state."""
+    """Message that the replicas differ again after a rerun from their last common state."""
     return (
         f"{cause}. The same steps had been run again for this reason already, and the replicas differ again: the "
         "script or its kernels do not repeat themselves (random numbers of its own, state that each rank has for "
@@ -208,12 +208,12 @@ def replicas_differ_again(cause: str) -> str:
 
 
 def no_agreed_state(step: StepNo) -> str:
-    """There is no common state to go back to."""
+    """Message that the replicas have no common state to go back to."""
     return f"replicas differ before step {step}, and no state on which they agreed is left in any worker"
 
 
 def budget_spent(most: int, window: Seconds, cause: str) -> str:
-    """There were more faults than the budget allows."""
+    """Message that there were more faults than the budget allows."""
     return (
         f"more than {most} faults within {window:g} s; the last: {cause} "
         "(raise --max-faults, or look for a bad machine)"
@@ -221,19 +221,19 @@ def budget_spent(most: int, window: Seconds, cause: str) -> str:
 
 
 def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
-    """Fenced workers whose end was not confirmed; at most `MOST_NAMED` by name."""
+    """Message that fenced workers did not end in time; names at most `MOST_NAMED` of them."""
     more = f" and {len(workers) - MOST_NAMED:,} more" if len(workers) > MOST_NAMED else ""
     named = ", ".join(workers[:MOST_NAMED])
     return f"workers {named}{more} could not be ended; starting others beside them would not be safe"
 
 
 def node_lost(node: NodeId, reason: str) -> str:
-    """An agent is gone, and with it its workers."""
+    """Message that an agent is gone, and with it its workers."""
     return f"{node} was lost ({reason})"
 
 
 def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
-    """Lost nodes that were not started again in time."""
+    """Message that lost nodes were not started again in time."""
     if not nodes:
         return f"there was no room for the lost ranks within {deadline:g} s; run the job again with --resume"
     which = f"{', '.join(nodes)} {'was' if len(nodes) == 1 else 'were'}"
@@ -244,7 +244,7 @@ def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
 
 
 def nodes_given_back(nodes: Sequence[NodeId], least: int) -> str:
-    """Nodes have to be given back, and there is no other room."""
+    """Message that nodes have to be given back and no other node has room for their ranks."""
     which = f"{', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} given back"
     return (
         f"{which}, and what is left has no room for {least} replica{'s' if least > 1 else ''}: run the job again with "
@@ -253,7 +253,7 @@ def nodes_given_back(nodes: Sequence[NodeId], least: int) -> str:
 
 
 def node_drains(node: NodeId, grace: Seconds, reason: str) -> str:
-    """A node has to be given back."""
+    """Message that a node has to be given back."""
     return f"{node} is given back within {grace:g} s: {reason}"
 
 
@@ -263,17 +263,17 @@ def drain_accepted(node: NodeId, grace: Seconds) -> str:
 
 
 def no_such_node(node: NodeId, there: Sequence[NodeId]) -> str:
-    """A node that is not in the job cannot be given back."""
+    """Refusal to give back a node that is not in the job."""
     return f"this job has no node {node}; its nodes are: {', '.join(there) or 'none yet'}"
 
 
 def drains_already(node: NodeId, reason: str) -> str:
-    """A drain was requested for a node that is draining already."""
+    """Refusal of a drain for a node that is draining already."""
     return f"{node} is given back already ({reason}); see `regrow status`"
 
 
 def drain_leaves_too_few(node: NodeId, room: int, least: int, fixed: str) -> str:
-    """Without this node the job could not train."""
+    """Refusal to give back a node without which the job could not train."""
     replicas = f"{room} replica{'' if room == 1 else 's'}"
     needs = f"this job cannot have fewer than its {least}: {fixed}" if fixed else f"this job needs at least {least}"
     cure = "add a node first; or give --force, and the job waits for room"
@@ -288,17 +288,17 @@ def scale_accepted(before: int, wanted: int) -> str:
 
 
 def too_few_microbatches(replicas: int, microbatches: int) -> str:
-    """There are more replicas than micro-batches, so one would have none."""
+    """Refusal of a size with more replicas than micro-batches, so that one would have none."""
     return f"{replicas} replicas are more than the {microbatches} micro-batches of a step"
 
 
 def too_few_slots(replicas: int, unit: int, slots: int) -> str:
-    """The job's nodes have too few slots."""
+    """Refusal of a size for which the job's nodes have too few slots."""
     return f"{replicas} replicas need {replicas * unit} slots, and the nodes of the job have {slots}"
 
 
 def does_not_pay(before: int, after: int, stay: Seconds, weighed: Weighed) -> str:
-    """Growing would cost more time than it brings."""
+    """Message that growing would cost more time than it gains."""
     return (
         f"growing from {before} to {after} replicas for {stay:g} s does not pay: it would bring {weighed.gain:.2f} s "
         f"and cost {weighed.cost:.2f} s"
@@ -306,7 +306,7 @@ def does_not_pay(before: int, after: int, stay: Seconds, weighed: Weighed) -> st
 
 
 def unlike_replicas(rank: Rank | None, unit: int) -> str:
-    """The world cannot be divided into replicas; empty if it can."""
+    """Message that the world cannot be divided into replicas; empty if it can."""
     if rank is None:
         return ""
     first = "the first rank" if unit == 1 else f"rank {rank % unit}"
@@ -317,19 +317,19 @@ def unlike_replicas(rank: Rank | None, unit: int) -> str:
 
 
 def candidates_given_up(node: NodeId, what: str, error: tuple[ErrorReport, StepNo] | None) -> str:
-    """No further newcomers are started on this node after several failures in a row."""
+    """Message that no further newcomers are started on this node, after several failures in a row."""
     why = f" ({error[0].type}: {error[0].message})" if error else ""
     return f"the world does not grow onto {node}: {what}{why}, the last of several in a row"
 
 
 def change_too_late(replicas: int, wanted: int, reason: str) -> str:
-    """The training ended before the world had the wanted size."""
+    """Message that the training ended before the world had the wanted size."""
     were = "replica was" if wanted == 1 else "replicas were"
     return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which was not possible"
 
 
 def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
-    """A worker that was released during the training does not end."""
+    """Message that a worker does not end although it was released during the training."""
     return (
         f"rank {rank} of {node} was released and has not ended, though it has been idle, or has computed, for "
         f"{waited:g} s: it is ended; see its log"
@@ -337,7 +337,7 @@ def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
 
 
 def coordinator_failed(error: Exception) -> str:
-    """A defect of regrow in the coordinator."""
+    """Message about a defect of regrow in the coordinator."""
     return (
         f"a defect of regrow, please report it: its coordinator failed ({type(error).__name__}: {error}); training "
         f"goes on, and the agents are asked for the state of their workers"
@@ -345,22 +345,22 @@ def coordinator_failed(error: Exception) -> str:
 
 
 def taken_over(world: int) -> str:
-    """After a takeover: the agents have answered and all ranks train."""
+    """Message after a takeover in which the agents have answered and all ranks train."""
     return f"the coordinator works again: {world} {'rank' if world == 1 else 'ranks'}, none of them was touched"
 
 
 def stopped(reason: str, step: StepNo) -> str:
-    """A stop of the job was requested."""
+    """Message that a stop of the job was requested."""
     return f"stopped at step {step}: {reason}"
 
 
 def rank_corrupted(rank: Rank, step: StepNo) -> str:
-    """A node counts as failed because the state of a rank on it was wrong."""
+    """Reason for which a node counts as failed: the state of a rank on it was wrong."""
     return f"the state of rank {rank} was wrong before step {step} (silent corruption)"
 
 
 def quarantined(node: NodeId, times: int, reason: str, *, alone: bool) -> str:
-    """A node has failed too often. `alone`: there is no other node."""
+    """Message that a node has failed too often. `alone`: there is no other node."""
     if alone:
         return f"{node} has failed {times} times, and goes on being used since there is no other node: {reason}"
     return f"{node} has failed {times} times and gets no new workers while there is room elsewhere: {reason}"

@@ -1,4 +1,4 @@
-"""Faults that are identified: those on demand, and the script's own errors."""
+"""Faults on demand, and the script's own errors, which are recognized when they recur."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage
 from regrow.core.records import FaultInjected
 
 STRIKES_WITHIN: Seconds = 30.0
-"""Time for a requested fault to strike while steps are run; after that a note is written."""
+"""Longest wait for a requested fault to strike while steps are run; after that, a message says that it has not."""
 
 
 class FaultPlan:
-    """Faults on demand. Each is sent with every generation until it has struck.
+    """Faults on demand. Each of them is sent with every generation until it has struck.
 
     Args:
         specs: the plan that the job was started with, or the rest of it.
@@ -26,7 +26,7 @@ class FaultPlan:
         self._struck = set(struck)
         self._struck_at: dict[WorkerId, Instant] = {}
         self._asked: dict[str, Instant] = {}
-        """Request times of faults between two steps, until they strike or are reported as not having struck."""
+        """Request time of each fault between two steps, until it strikes or is reported as not having struck."""
 
     @property
     def pending(self) -> list[FaultSpec]:
@@ -39,7 +39,7 @@ class FaultPlan:
         return sorted(self._struck)
 
     def add(self, spec: FaultSpec, now: Instant) -> bool:
-        """Plan one more fault; False if it has struck already."""
+        """Plan one more fault; returns False if it has struck already."""
         if spec.fault in self._struck:
             return False
         self._pending[spec.fault] = spec
@@ -48,7 +48,7 @@ class FaultPlan:
         return True
 
     def unstruck(self, step: StepNo, now: Instant) -> list[str]:
-        """A step was committed: messages about faults between steps that have not struck in time, once for each."""
+        """Messages, one for each, about faults between steps that have not struck in time. Called after each commit."""
         if not self._asked:
             return []
         reported = []
@@ -70,7 +70,7 @@ class FaultPlan:
         return [spec for spec in self._pending.values() if spec.rank == rank] if self._pending else []
 
     def fired(self, event: facts.FaultFired, rank: Rank | None) -> FaultInjected | None:
-        """The record of a fault that has struck; None if it is known already."""
+        """Record of a fault that has just struck; None if it was recorded before."""
         spec = self._pending.pop(event.fault, None)
         if spec is None:
             return None
@@ -87,7 +87,7 @@ class FaultPlan:
         )
 
     def when(self, worker: WorkerId, otherwise: Instant) -> Instant:
-        """Time at which a fault on demand struck the worker, returned once; `otherwise` if none did."""
+        """Time at which a fault on demand struck the worker, returned only once; `otherwise` if none did."""
         return self._struck_at.pop(worker, otherwise)
 
 
@@ -100,7 +100,7 @@ class _Seen(NamedTuple):
 
 
 class DeviceFailure(NamedTuple):
-    """A device failed for good under a rank.
+    """Permanent failure of a device that a rank was using.
 
     Attributes:
         device: the node, and the device's index on it.
@@ -113,11 +113,11 @@ class DeviceFailure(NamedTuple):
 
 
 _LIKE = 3
-"""Number of equal errors at one step, or of symptoms without a cause, after which the script is to blame."""
+"""After this many equal errors at one step, or symptoms without a cause, the script is to blame."""
 
 
 class ScriptErrors:
-    """Errors that the script raised: by worker until it exits, and by place, to recognize a recurring one."""
+    """Errors that the script raised: by worker until it exits, and by place, to recognize an error that recurs."""
 
     def __init__(self) -> None:
         self._reported: dict[WorkerId, tuple[ErrorReport, StepNo]] = {}
@@ -127,7 +127,7 @@ class ScriptErrors:
         self._devices: deque[DeviceFailure] = deque(maxlen=64)
 
     def apply(self, worker: WorkerId, error: ErrorReport, step: StepNo) -> None:
-        """A worker's script has ended with an error; its exit follows."""
+        """Remember the error that ended a worker's script until the worker's exit is reported."""
         self._reported[worker] = (error, step)
 
     def of(self, worker: WorkerId) -> tuple[ErrorReport, StepNo] | None:
@@ -145,7 +145,7 @@ class ScriptErrors:
         return known
 
     def shared(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
-        """True if another rank has reported the same error in this generation, so that it is no further fault."""
+        """True if another rank has reported this error in this generation, so that it is not another fault."""
         return any(
             each.generation == generation and each.error == error.fingerprint and abs(step - each.step) <= 1
             for each in self._bodies
@@ -165,7 +165,7 @@ class ScriptErrors:
         return known or len(alike) >= _LIKE - 1
 
     def unexplained(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
-        """True if this symptom came at this step in `_LIKE` generations, always without a cause; remembers it."""
+        """True if this symptom came at this step in `_LIKE` generations and never had a known cause; remembers it."""
         self._symptoms.add((step, generation, error.fingerprint))
         times = {g for at, g, what in self._symptoms if at == step and what == error.fingerprint}
         return len(times) >= _LIKE
@@ -185,5 +185,5 @@ class ScriptErrors:
         return before, any(each.device != failed.device for each in before) or len(before) >= _LIKE - 1
 
     def explained(self) -> None:
-        """A cause was found, which explains all symptoms so far."""
+        """Forget the symptoms so far, because their cause was found."""
         self._symptoms.clear()

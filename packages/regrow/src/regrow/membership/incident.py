@@ -11,7 +11,7 @@ from regrow.core.process.stage_times import CONNECT, FIRST_STEP, HYDRATE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 
 CLOCK_SLACK = 60.0
-"""Longest time from a fault to its detection; an earlier fault time comes from a clock that is wrong."""
+"""Longest plausible time from a fault to its detection; a time of a fault before that comes from a wrong clock."""
 CORRUPTION = "corruption"
 """Kind of an incident that counts as explained although the failed rank may be unknown."""
 RUNGS = ("retry", "standby", "fork", "node", "grow", "shrink", "all", "restart")
@@ -39,9 +39,9 @@ _OF_BODIES = ("exception", "collective")
 
 @dataclass
 class Incident:
-    """One open fault, from detection to the next committed step; faults in between are merged into it.
+    """One open fault, from its detection to the next committed step; faults in between are merged into it.
 
-    Also a planned change of the world, which becomes a fault if one strikes meanwhile.
+    A planned change of the world is an incident too, and becomes a fault if one strikes meanwhile.
     """
 
     number: int
@@ -68,9 +68,9 @@ class Incident:
     before: int = 0
     after: int = 0
     replacements: dict[WorkerId, dict[str, Seconds]] = field(default_factory=dict)
-    """Durations of the stages of workers that joined during the incident."""
+    """For each worker that joined during the incident: the durations of its stages."""
     not_kept: dict[str, list[Rank]] = field(default_factory=dict)
-    """Variables with a different value on each rank, and the ranks that have lost their values."""
+    """Variables with a different value on each rank; for each of them, the ranks that have lost their value."""
     stood: dict[WorkerId, Instant] = field(default_factory=dict)
     """Time, on the node's clock, at which each newcomer reached the step that it has not committed yet."""
 
@@ -122,10 +122,10 @@ class Incidents:
         self.open: Incident | None = None
         self.count = 0
         self.pauses: dict[str, Seconds] = {}
-        """Duration of the last planned change of each kind."""
+        """Duration of the last planned change, by its kind."""
 
     def found_intact(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
-        """A new coordinator finds an intact world: an open incident ends when `ranks` have committed."""
+        """End an open incident when `ranks` have committed. Called by a new coordinator that finds an intact world."""
         if self.open is None:
             return []
         self.halted(now)
@@ -134,7 +134,7 @@ class Incidents:
         return [] if ranks else self._close(generation, now)
 
     def explains(self, ranks: list[Rank]) -> bool:
-        """True if a fault of these ranks explains a symptom that is counted already, so that it is no new fault."""
+        """True if a fault of these ranks explains a symptom that was counted already, so that nothing is counted."""
         return self.open is not None and self.open.unexplained and bool(ranks)
 
     def fault(
@@ -148,7 +148,7 @@ class Incidents:
         now: Instant,
         fault_at: Instant,
     ) -> list[Record]:
-        """Enter one fault, or without `ranks` the symptom of one; returns the records to write."""
+        """Enter one fault, or, without `ranks`, a symptom of one; returns the records to write."""
         incident = self.open
         if incident is None:
             self.count += 1
@@ -171,18 +171,18 @@ class Incidents:
         return []
 
     def cause_elsewhere(self) -> str:
-        """Cause of the open incident if it was not an error in a body; empty: it was one, or none is open."""
+        """Cause of the open incident, unless it was an error in a body; empty also if no incident is open."""
         return self.open.cause if self.open is not None and self.open.kind not in _OF_BODIES else ""
 
     def also(self, ranks: list[Rank]) -> None:
-        """The newest fault has struck these ranks too."""
+        """Add ranks that the newest fault has struck too."""
         if self.open is not None:
             self.open.ranks.extend(rank for rank in ranks if rank not in self.open.ranks)
 
     def change(
         self, kind: str, rung: str, cause: str, *, generation: Generation, step: StepNo, now: Instant
     ) -> list[Record]:
-        """Open a planned change of the world: the first worker has stopped for it."""
+        """Open an incident for a planned change of the world, once the first worker has stopped for it."""
         if self.open is not None:
             return []
         self.count += 1
@@ -192,23 +192,23 @@ class Incidents:
         return [_opened(self.open, generation, now)]
 
     def resized(self, before: int, after: int) -> None:
-        """The world has another size from now on."""
+        """Note the world's size before and after the change."""
         if self.open is not None:
             self.open.before = self.open.before or before
             self.open.after = after
 
     def climb(self, rung: str) -> None:
-        """A rung of the ladder was needed."""
+        """Note that this rung of the ladder was needed."""
         if self.open is not None:
             self.open.climb(rung)
 
     def halted(self, now: Instant) -> None:
-        """Every survivor is out of its groups."""
+        """Note the time at which every survivor had left its groups."""
         if self.open is not None and self.open.halted_at is None:
             self.open.halted_at = now
 
     def ordered(self, ranks: set[Rank], step: StepNo, steps_lost: int, now: Instant) -> None:
-        """A membership of `ranks` was ordered, at a step `steps_lost` before the newest committed one."""
+        """Note that a membership of `ranks` was ordered, at a step `steps_lost` before the newest committed one."""
         if self.open is not None:
             self.halted(now)
             # Until now this was the newest reported step; workers with fast steps were ahead of it.
@@ -220,12 +220,12 @@ class Incidents:
             self.open.unexplained = False
 
     def built(self, fact: facts.WorkerReady) -> None:
-        """A worker with a rank is ready for its first step."""
+        """Note the stages of a worker with a rank that is ready for its first step."""
         if self.open is not None:
             self.open.replacements[fact.worker] = dict(fact.stages)
 
     def resumed(self, fact: facts.WorkerResumed, *, fresh: bool) -> None:
-        """A worker has joined the new membership; `fresh`: it was in none before."""
+        """Note how a worker joined the new membership; `fresh`: it was in none before."""
         if self.open is not None:
             self.open.form_s = max(self.open.form_s, fact.form_s)
             self.open.hydrated_bytes += fact.hydrated_bytes
@@ -237,25 +237,25 @@ class Incidents:
                 self.open.stood[fact.worker] = fact.at
 
     def not_kept(self, rank: Rank, names: Iterable[str]) -> None:
-        """A rank has another rank's values, or those of its script's start, in these variables."""
+        """Note variables in which a rank now has another rank's values, or those from the start of its script."""
         if self.open is not None and self.open.kind != "grow":  # Ranks added by "grow" had no values before.
             for name in names:
                 self.open.not_kept[name] = sorted({*self.open.not_kept.get(name, ()), rank})
 
     def committed(self, fact: facts.WorkerCommitted) -> None:
-        """A worker has committed a step."""
+        """Note how long a newcomer needed for the first step that it committed."""
         if self.open is not None and (since := self.open.stood.pop(fact.worker, 0.0)):
             self.open.replacements[fact.worker][FIRST_STEP] = max(0.0, fact.at - since)
 
     def formed(self, generation: Generation, now: Instant) -> list[Record]:
-        """Every worker has joined the new membership."""
+        """Note that every worker has joined the new membership; closes the incident if no commit is awaited."""
         if self.open is None:
             return []
         self.open.resumed_at = now
         return self._close(generation, now) if not self.open.waiting_for else []
 
     def served(self, rank: Rank, generation: Generation, now: Instant) -> list[Record]:
-        """A rank has committed after the incident; the last one closes it, once every worker has joined."""
+        """Note that a rank has committed after the incident; the last one closes it, once every worker has joined."""
         if self.open is None:
             return []
         self.open.waiting_for.discard(rank)

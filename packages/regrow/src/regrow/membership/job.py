@@ -20,7 +20,7 @@ from regrow.membership.states import Ended, Forming, Mending, Retaining, Saving,
 from regrow.membership.trainings import FinishedTrainings
 
 _HAVE_STATE = Forming | Training | Switching | Mending | Waiting | Retaining
-"""Workers may have state that is on no disk."""
+"""States in which workers may have state that is on no disk."""
 _UNPROVEN = "trained to its end, but the result is not proven to be that of a run without faults: "
 
 
@@ -60,15 +60,15 @@ class Job(JobState):
         self.resumes = resume
         """True if workers that start or restart the job read the newest durable checkpoint."""
         self.refused: dict[StepNo, str] = {}
-        """Durable checkpoints that some rank could not read, with the reason; no rank reads them again."""
+        """Durable checkpoints that some rank could not read, with the reasons; no rank reads them again."""
         self.short_since: Instant | None = None
         """Time since which there has been no place for a lost rank, or for the restart of the world."""
         self.stopping = ""
         """Reason of a requested stop; empty: none was requested. Once set, the job is never restarted."""
         self.stop_by: Instant | None = None
-        """Time at which a stopping job ends, saved or not."""
+        """Time at which a stopping job ends, whether its state is saved or not."""
         self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
-        """Workers whose scripts have ended: the time, and the threads that keep their processes alive."""
+        """Workers whose scripts have ended: the time of the end, and the threads that keep their processes alive."""
         self.belief = Belief()
         self.apart: tuple[Rank, NodeId] | None = None
         """A rank that has just moved to another node, and the node on which the rest of its replica stayed."""
@@ -87,20 +87,20 @@ class Job(JobState):
 
     @property
     def proofs_text(self) -> str:
-        """The evidence about newcomers and about the result, for people."""
+        """Text for people on the evidence about newcomers and about the result."""
         doubt = self.belief.doubt
         then = f"; the result is not proven, so the job will not end with 0 but with {UNPROVEN}: {doubt}"
         return self.replacements.text + (then if doubt else "")
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
-        """End the job; nothing more is decided."""
+        """End the job. No further decisions are made."""
         if code == OK and self.belief.doubt:
             code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt
         self.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
 
     def end_saved(self, code: int, diagnosis: str, now: Instant) -> None:
-        """End once the state in the workers' memory is on disk; at once if there is no place for it."""
+        """End the job once the state in the workers' memory is on disk; at once if the job writes no checkpoints."""
         if not self.spec.checkpoint_every or not isinstance(self.state, _HAVE_STATE):
             self.end(code, diagnosis, now)
             return
@@ -108,13 +108,13 @@ class Job(JobState):
         self.goto(Saving(now + self.spec.halt_deadline, code, diagnosis))
 
     def doubted(self, reason: str, now: Instant) -> None:
-        """The result is no longer proven equal to that of a run without faults; with `--on-divergence stop`, end."""
+        """Note that the result is not proven equal to one without faults; with `--on-divergence stop`, end the job."""
         news = self.belief.doubts(reason)
         if news and self.spec.stop_on_divergence and not isinstance(self.state, Saving | Ended):
             self.end_saved(UNPROVEN, f"stopped, as --on-divergence asks: {reason}", now)
 
     def fault_requested(self, fault: FaultSpec, now: Instant) -> None:
-        """`regrow kill`: plan the fault for when its rank reaches that stage, or refuse it."""
+        """Plan a fault that `regrow kill` requests, for the time when its rank reaches that stage; or refuse it."""
         name = self.roster.places.get(fault.rank)
         worker = None if name is None else self.roster.workers[name]
         if worker is None:
@@ -155,14 +155,14 @@ class WantedSize:
         self.wanted = spec.replicas
         """Number of replicas wanted as soon as there is room for them."""
         self.wanted_by = "the job was started with them"
-        """Reason for that number."""
+        """Reason for the number in `wanted`."""
         self.change: Change | None = None
         """Change to record with the next generation."""
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """`state@step` is in the agents' memory. `as_committed`: from before the script's code after that step."""
+    """State in the agents' memory: `state@step`. `as_committed`: from before the script's code after that step."""
 
     step: StepNo
     as_committed: bool = False
@@ -172,7 +172,7 @@ class Belief:
     """Evidence that the result equals that of a run without faults.
 
     Attributes:
-        doubt: reason why that is not proven, for people; empty: there is none.
+        doubt: reason, for people, why that is not proven; empty: there is no doubt.
     """
 
     def __init__(self) -> None:
@@ -183,18 +183,18 @@ class Belief:
         self._copied = False
 
     def doubts(self, reason: str) -> bool:
-        """Something was seen that changes the result. Returns True for the first such reason."""
+        """Note something that changes the result. Returns True for the first reason noted."""
         news = not self.doubt
         self.doubt = self.doubt or reason
         return news
 
     def unlike(self, reason: str) -> str:
-        """The script gives ranks different values: harmless until a rank receives another's. Returns a doubt."""
+        """Note that the script gives ranks different values. Returns a doubt if a rank has received another rank's."""
         self._latent = self._latent or reason
         return self._latent if self._copied else ""
 
     def copied(self) -> str:
-        """A rank has received the state of another. Returns a doubt, empty if none."""
+        """Note that a rank has received the state of another. Returns the doubt that follows, empty if none."""
         self._copied = True
         return self._latent
 
@@ -215,7 +215,7 @@ class Replacements:
         """True if ranks have state that no other rank has."""
         self.unproven = ""
         self.own: Mapping[str, Set[str]] = {}
-        """By holding: plain variables of the script that differ between its ranks."""
+        """For each holding: the plain variables of the script that differ between its ranks."""
         self._doubts: set[str] = set()
 
     @property
@@ -224,27 +224,27 @@ class Replacements:
         return not self.refuted
 
     def proves(self, rank: Rank, step: StepNo) -> None:
-        """A newcomer for `rank` computed the same as the rank at `step`."""
+        """Note that a newcomer for `rank` computed the same as the rank at `step`."""
         self.proven[rank] = max(step, self.proven.get(rank, step))
 
     def refutes(self, reason: str, *, alone: bool = False) -> bool:
-        """A newcomer does not equal the rank that it would replace. Returns True for the first refutation."""
+        """Note that a newcomer does not equal the rank that it would replace. Returns True the first time."""
         news = not self.refuted
         self.alone = self.alone or alone
         self.refuted = self.refuted or reason
         return news
 
     def doubts(self, reason: str) -> bool:
-        """A newcomer could not be compared. Returns True if this reason is new."""
+        """Note that a newcomer could not be compared. Returns True if this reason is new."""
         news = reason not in self._doubts
         self._doubts.add(reason)
         return news
 
     @property
     def text(self) -> str:
-        """The evidence about newcomers, for people."""
+        """Text for people on the evidence about newcomers."""
         return replaceability(self.refuted, self.proven.values(), self.unproven)
 
     def restarted(self) -> None:
-        """All workers are new, so proofs about earlier ones do not hold for them."""
+        """Drop the proofs, which do not hold for the new workers. Called when all workers are started again."""
         self.proven.clear()

@@ -20,7 +20,7 @@ from regrow.membership.states import (
 )
 
 NEXT: Mapping[type[State], frozenset[type[State]]] = {
-    # All but the first and the last take up the work of the previous coordinator.
+    # All but the first and the last continue the work of the previous coordinator.
     Gathering: frozenset({Building, Training, Closing, Releasing, Restarting, Ended}),
     Building: frozenset({Building, Forming, Restarting, Ended}),
     Forming: frozenset({Training, Closing, Mending, Saving, Restarting, Ended}),
@@ -35,14 +35,14 @@ NEXT: Mapping[type[State], frozenset[type[State]]] = {
     Releasing: frozenset({Releasing, Mending, Restarting, Ended}),
     Ended: frozenset(),
 }
-"""States that may follow each state. A state of the same kind may follow if only its wait changes."""
+"""States that may follow each state. The same kind of state may also follow with another deadline."""
 
 
 class JobState:
     """State of the job; only `goto` changes it.
 
-    A transition that is not in the table is a defect of regrow. It is made all the same, because the job should go
-    on, and kept in `unforeseen` until it is reported; tests and simulator accept none.
+    A transition that is not in the table is a defect of regrow. It is made all the same, so that the job goes on,
+    and kept in `unforeseen` until it is reported; tests and simulator accept none.
     """
 
     def __init__(self) -> None:

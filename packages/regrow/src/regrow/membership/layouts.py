@@ -17,7 +17,7 @@ class Layouts:
         self._known: dict[Rank, str] = {}
 
     def forget(self) -> None:
-        """All workers are started anew: accept any layout."""
+        """Accept any layout, because all workers are started anew."""
         self._known.clear()
 
     def place(self, rank: Rank | None) -> Rank:
@@ -32,7 +32,7 @@ class Layouts:
         return self._known.setdefault(key, worker.layout) == worker.layout
 
     def differs(self, worker: WorkerRecord) -> str:
-        """The message for a worker that does not fit."""
+        """Message about a worker that has built another model than those before it."""
         text = say.layout_differs(worker.worker, worker.rank)
         if not worker.sharded or self._unit == 1:
             return text

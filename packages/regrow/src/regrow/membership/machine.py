@@ -131,7 +131,7 @@ class Membership:
         return self._orders.take()
 
     def decide(self, event: Fact, now: Instant) -> None:
-        """Take one fact; `handle` returns the commands that follow."""
+        """Take one fact and collect the commands that follow; `handle` returns them."""
         match event:
             case facts.NodeProgress():  # First, because nearly every fact is one.
                 for commit in event.commits:
@@ -185,7 +185,7 @@ class Membership:
         failures: Sequence[WorkerFailure],
         now: Instant,
     ) -> list[Command]:
-        """Take over a running job. `joined`: the connected agents, which all have reported; `failures`: came later."""
+        """Take over a running job. `joined`: the connected agents, which have all reported; `failures`: came later."""
         if self._memory is not None:
             self._succession.adopt(joined, reports, failures, self._memory, now)
             for notice in self._succession.notices(self._memory, now):
@@ -200,7 +200,7 @@ class Membership:
         return self._succession.remember(self._resizing.moves.move)
 
     def _make_transitions(self, now: Instant) -> None:
-        """Make all transitions that the present knowledge allows."""
+        """Make all transitions that the facts so far allow."""
         job = self._job
         while not isinstance(job.state, Ended):
             before = job.state
@@ -212,7 +212,7 @@ class Membership:
                 self._orders.note(say.unforeseen(change), now)
 
     def _give_up_checkpoint(self, lost: NodeId, now: Instant) -> None:
-        """Give up the checkpoint that a lost node was writing, unless its loss has ended the job."""
+        """Give up the checkpoint that a lost node was writing, unless the job has ended or is being saved."""
         if not isinstance(self.state, Ended | Saving):
             self._checkpoints.node_lost(lost, now)
 
@@ -267,7 +267,7 @@ class Membership:
 
     @property
     def world(self) -> int:
-        """Ranks of the present world, or of the one that is being formed."""
+        """Number of ranks of the present world, or of the one that is being formed."""
         return self._job.world
 
     @property

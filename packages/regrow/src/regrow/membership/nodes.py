@@ -1,6 +1,6 @@
 """Nodes that register, are lost and come back.
 
-A lost node takes its workers with it: its agent's connection has ended, and an agent without a coordinator ends its
+The loss of a node ends its workers: its agent's connection has ended, and an agent without a coordinator ends its
 workers. If no other node has room for its ranks, the job waits for the node to come back, on this machine or another,
 while survivors keep their state; unless the job may go on with fewer replicas (`recovery/regroup.py`).
 """
@@ -41,11 +41,11 @@ class Nodes:
         self._job, self._ladder, self._generations = job, ladder, generations
         self._copies, self._resizing = copies, resizing
         self._placed: list[tuple[NodeId, str]] = []
-        """The nodes that exchange copies, with the endpoint at which each receives them."""
+        """Nodes that exchange copies of the state, with the endpoint at which each receives them."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
 
     def joined(self, event: facts.NodeJoined, now: Instant) -> None:
-        """An agent registered: a node of a gathering job, a lost node that is back, or an additional one."""
+        """Enter a node whose agent registered: of a gathering job, a lost one that is back, or an additional one."""
         node, gathering = self._roster.nodes.get(event.node), isinstance(self._job.state, Gathering)
         known = node is not None
         self._placed = []
@@ -65,7 +65,7 @@ class Nodes:
             self._resizing.node_came(node, event, now, new=not known)
 
     def lost(self, event: facts.NodeLost, now: Instant) -> None:
-        """An agent's connection has ended: all its workers are gone, or end before they can act again."""
+        """Give up the ranks of a node whose agent's connection ended; its workers end before they can act again."""
         node = self._roster.nodes.get(event.node)
         if node is None or node.away:
             return
@@ -74,7 +74,7 @@ class Nodes:
             self._give_up(placed, say.node_lost(node.node, event.reason), now, now - event.silent)
 
     def stopped(self, event: facts.NodeStopped, now: Instant) -> None:
-        """An agent has ended: by order, when no worker was left on its node, or as it had announced."""
+        """Remove a node whose agent has ended, either on an order, once no worker was left there, or as announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
             node.stopped = True
@@ -82,7 +82,7 @@ class Nodes:
             self._give_up(placed, say.node_lost(node.node, "its agent has ended"), now, now)
 
     def formed(self) -> None:
-        """A generation has formed: nodes that have ranks in it exchange copies."""
+        """Let the nodes that have ranks in the new generation exchange copies."""
         self._place_copies(self._roster.member_nodes())
 
     def _away(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:

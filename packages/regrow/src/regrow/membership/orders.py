@@ -1,4 +1,4 @@
-"""Turns decisions into commands. Each order to a worker is entered in the roster at the same time."""
+"""Conversion of decisions into commands. Each order to a worker is entered in the roster at the same time."""
 
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -23,23 +23,23 @@ from regrow.membership.tables import Tables
 
 
 class EndJob(msgspec.Struct, frozen=True, tag=True):
-    """The job is over. `code`: the exit code; `diagnosis`: a text for people, empty after success."""
+    """Command to end the job. `code`: the exit code; `diagnosis`: a text for people, empty after success."""
 
     code: int
     diagnosis: str
 
 
 class Deposed(EndJob, frozen=True, tag=True):
-    """The job is over for this coordinator only and goes on under another one. `by`: the elected leader.
+    """Command to end this coordinator, while the job goes on under another one. `by`: the elected leader.
 
-    None: none is elected yet, but voters no longer answer this one and elect another once it is gone.
+    None: no leader is elected yet, but the voters no longer answer this one and elect another once it is gone.
     """
 
     by: Leader | None
 
 
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):
-    """Answer to a `ScaleRequested` or a `FaultRequested`, among the commands.
+    """Answer to a `ScaleRequested` or a `FaultRequested`, passed on among the commands.
 
     `reason`: the reason of a refusal, or the consequence of an accepted request.
     """
@@ -67,7 +67,7 @@ class Orders:
         self._plan = plan
         self._out: list[Command] = []
         self.left: dict[Rank, list[OwnValues]] = {}
-        """By rank: values of its own that its worker left when it ended."""
+        """For each rank: the values of its own that its worker left when it ended."""
 
     def take(self) -> list[Command]:
         """The commands since the last call."""
@@ -90,7 +90,7 @@ class Orders:
         grown: int | None = None,
         finished: Sequence[FinishedTraining] = (),
     ) -> WorkerId:
-        """Start a worker for a rank, or a standby; returns its name. `grown`: it is a candidate for a world this large.
+        """Start a worker for a rank, or a standby; returns its name. `grown`: size in ranks of a candidate's world.
 
         `avoid`: durable checkpoints that it must not read. `finished`: the script's trainings before its own.
         """
@@ -123,12 +123,12 @@ class Orders:
         return worker.worker
 
     def _stores_for(self, node: NodeId) -> list[str]:
-        """Stores from which a node without ranks gets the answers that the first workers received before their loop."""
+        """Stores in which a node without ranks finds the answers that the first workers received before their loop."""
         table, own = self.tables.newest, self._roster.nodes[node].store
         return [] if table is None or own in table.stores else table.stores
 
     def standby_slot(self, node: NodeRecord) -> RankSlot:
-        """The rank for which a standby builds.
+        """The rank for which a new standby on this node builds.
 
         If all ranks have the same state and groups it is the last rank, so that work for rank 0 is not done twice; on
         a node with a single rank it is that rank, so that the script gets the right answers. Otherwise a standby can
@@ -156,13 +156,13 @@ class Orders:
         self._out.append(orders.StartScript(worker.worker, rank, worker.local_rank, generation, world))
 
     def halt(self, generation: Generation, reason: str, now: Instant) -> None:
-        """Have every worker of the generation give it up."""
+        """Order every worker of the generation to give it up."""
         for worker in list(self._roster.placed(*IN_GENERATION)):
             self._roster.move(worker, Stage.HALTING, now)
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason))
 
     def halt_before(self, step: StepNo, generation: Generation, reason: str) -> None:
-        """Have every worker of the generation go on until just before a step."""
+        """Order every worker of the generation to go on until just before a step."""
         for worker in self._roster.placed(Stage.MEMBER):
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason, step))
 
@@ -173,7 +173,7 @@ class Orders:
         return nodes
 
     def build(self, generation: Generation, nodes: Sequence[NodeRecord]) -> None:
-        """Distribute the keys over these nodes, on which workers for all ranks are about to start."""
+        """Distribute the keys of a generation over these nodes, on which workers for all ranks are about to start."""
         self._out.extend(self.tables.spread(TableHead(generation, self._roster.world), nodes, []))
 
     def missed(self, fact: TableMissed) -> None:
@@ -190,12 +190,12 @@ class Orders:
         over: bool = False,
         as_committed: bool = False,
     ) -> None:
-        """Have every worker with a rank enter a generation.
+        """Order every worker with a rank to enter a generation.
 
         Args:
             change: difference in size from the last formed generation.
             over: every rank has run the last step.
-            as_committed: run the script's code after the last step again, although no worker has reported this.
+            as_committed: run the script's code after the last step again, even if no worker has reported that it must.
         """
         placed = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in placed]
@@ -222,7 +222,7 @@ class Orders:
             receives = rank not in start.holders and restore is None and not head.restart_index
             own = next((each for each in left if receives and each.step == start.step), None)
             self._out.append(JoinGeneration(worker.worker, rank, generation, self.tables.number, faults, restore, own))
-        self.left = {} if start.rewind else self.left  # The steps that are run again may have other results.
+        self.left = {} if start.rewind else self.left  # Steps that run again may have other results.
         # Agents without ranks need the start step too, to decide which steps of their former workers count.
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.placed]
         self._out.extend(orders.NoteGeneration(node, generation, start.step) for node in elsewhere)
@@ -233,13 +233,13 @@ class Orders:
         return CopySource(source.rank, source.step, self._roster.nodes[source.node].copy_endpoint)
 
     def release(self, stage: Stage, now: Instant) -> None:
-        """Release the workers at `stage`; their state is no longer needed."""
+        """Release the workers at `stage`, whose state is no longer needed."""
         for worker in list(self._roster.placed(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(orders.ReleaseWorker(worker.worker))
 
     def release_from_loop(self) -> None:
-        """Let every worker of the generation leave its loop, or continue after it."""
+        """Let every worker of the generation leave its loop, or continue in the code after it."""
         self._out.extend(
             orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.placed(*IN_GENERATION)
         )
@@ -254,16 +254,16 @@ class Orders:
             self.fence(worker, reason, now)
 
     def fence(self, worker: WorkerRecord, reason: str, now: Instant, *, dump: bool = False) -> None:
-        """Fence a worker, which must not act any more."""
+        """Order the end of a worker, which must not act any more."""
         self._roster.move(worker, Stage.FENCED, now)
         self._out.append(orders.FenceWorker(worker.node, worker.worker, reason, dump_stacks=dump))
 
     def arm(self, worker: WorkerRecord, fault: FaultSpec) -> None:
-        """Have a worker fail on demand."""
+        """Order a worker to fail on demand."""
         self._out.append(orders.ArmFault(worker.worker, fault))
 
     def place_copies(self, node: NodeId, buddy: NodeId | None) -> None:
-        """Have a node send its copies to `buddy` from now on; None: keep them locally only."""
+        """Order a node to send its copies to `buddy` from now on; None: to keep them locally only."""
         there = self._roster.nodes[buddy].copy_endpoint if buddy is not None else ""
         self._roster.nodes[node].buddy = buddy
         self._out.append(PlaceCopies(node, buddy or NodeId(""), there))
@@ -273,7 +273,7 @@ class Orders:
         self._out.append(order)
 
     def add_answer(self, answer: AnswerScale) -> None:
-        """Answer a request for a change."""
+        """Add the answer to a request for a change."""
         self._out.append(answer)
 
     # --- records -----------------------------------------------------------------------------------------------
@@ -305,13 +305,13 @@ class Orders:
         self.write(record.Noted(at=now, text=text, worker=worker.worker if worker is not None else None))
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
-        """Add the last two commands of a job."""
+        """Add the command that ends a job, after its last record."""
         self.write(record.JobEnded(at=now, code=code, diagnosis=diagnosis))
         self._out.append(EndJob(code, diagnosis))
 
 
 def _warmth(role: Role, *, early: bool) -> Warmth | None:
-    """Warmth of a new worker; None: as set for the job."""
+    """Warmth of a new worker; None: the warmth that the job's settings give."""
     if role is Role.PROVER:
         return Warmth.BUILT  # Its place is known from the beginning.
     return Warmth.IMPORTS if early else None

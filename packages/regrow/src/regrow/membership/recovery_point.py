@@ -20,7 +20,7 @@ from regrow.membership.roster import WorkerRecord
 
 @dataclass(frozen=True)
 class SurvivorState:
-    """State of one rank. `ready`: it can apply the update of `state_at` by itself. `node`: the node that it runs on.
+    """State of one rank. `ready`: it can make the update of `state_at` by itself. `node`: the node that it runs on.
 
     `verified`: step of its own copy of a state on which all replicas agreed.
     """
@@ -50,7 +50,7 @@ class CopyHolder:
 
 @dataclass(frozen=True)
 class Start:
-    """Start with `state@step`. `holders` have it or reach it by themselves; `restored` read a copy.
+    """Decision to start with `state@step`. `holders` have it or reach it by themselves; `restored` read a copy.
 
     `rewind`: holders at another step go back to their own verified copy.
     """
@@ -63,7 +63,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Uncovered:
-    """No step is complete. `ranks`: their state exists neither in a living worker nor as a copy."""
+    """Decision that no step is complete. `ranks`: ranks whose state neither a living worker nor a copy has."""
 
     step: StepNo
     ranks: tuple[Rank, ...]
@@ -75,9 +75,9 @@ Copies = Mapping[NodeId, Sequence[KeptCopy]]
 def newest(survivors: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]:
     """The newest step that survivors have or can reach, and those survivors. `NO_STATE` if none has any state.
 
-    With several holdings, a rank that lacks the state after a step may find no rank to receive it from; therefore such
-    steps are voted for. If one survivor has it, the others are ready. If all are ready, the step is made, because a
-    rank that has died may have made it.
+    With several holdings, a rank that lacks the state after a step may find no rank to receive it from; therefore all
+    ranks vote before such a step. If one survivor has made the update, the others are ready for it. If all are ready,
+    the update is made, because a rank that has died may have made it.
     """
     alive = [each for each in survivors if each.state_at != NO_STATE]
     if not alive:
@@ -92,7 +92,7 @@ def newest(survivors: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]
 
 
 def decide(survivors: Sequence[SurvivorState], copies: Copies) -> Start | Uncovered:
-    """Decide at which step to start, and from which state."""
+    """Choose the step to start at, and the source of each rank's state."""
     step, reached = newest(survivors)
     if step == NO_STATE:
         return _go_back(survivors, copies, step)
@@ -105,14 +105,14 @@ def decide(survivors: Sequence[SurvivorState], copies: Copies) -> Start | Uncove
 
 
 def go_back(survivors: Sequence[SurvivorState], doubted: StepNo) -> Start | None:
-    """The newest state on which replicas agreed and of which every holding exists; None: there is none.
+    """The newest state on which replicas agreed and of which every holding is left; None: there is none.
 
     Args:
         doubted: after the last agreement and up to this step, a state is trusted only as a verified copy.
     """
     holdings = {each.holding for each in survivors}
     for step in sorted({each.verified for each in survivors if each.verified != NO_STATE}, reverse=True):
-        # A rank at an earlier step is there by an earlier attempt to go back.
+        # A rank at an earlier step got there by an earlier attempt to go back.
         have = [each for each in survivors if each.verified == step or each.state_at == step < doubted]
         if {each.holding for each in have} == holdings:
             return Start(step, frozenset(each.rank for each in have), rewind=True)
@@ -120,7 +120,7 @@ def go_back(survivors: Sequence[SurvivorState], doubted: StepNo) -> Start | None
 
 
 def needs_copies(survivors: Sequence[SurvivorState]) -> bool:
-    """True if the living workers do not have the whole state."""
+    """True if the living workers do not have the whole state, so that copies are needed."""
     step, reached = newest(survivors)
     living = {each.holding for each in survivors if each.rank in reached}
     return step == NO_STATE or any(each.holding not in living for each in survivors)
@@ -140,7 +140,7 @@ def _go_back(survivors: Sequence[SurvivorState], copies: Copies, step: StepNo) -
 
 
 def _source(survivor: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder | None:
-    """The nearest copy: one of this rank before a replica's, one on the rank's own node before another."""
+    """The best copy: of this rank rather than of a replica, and on the rank's own node rather than on another."""
     found = [
         (copy.rank != survivor.rank, node != survivor.node, node, copy.rank)
         for node, held in copies.items()
@@ -154,7 +154,7 @@ def _source(survivor: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder
 
 
 def enter_ready(worker: WorkerRecord, fact: facts.WorkerReady) -> None:
-    """Enter that a worker is ready for its first step."""
+    """Enter the report of a worker that is ready for its first step."""
     worker.has_session, worker.ready = True, False
     worker.state_at, worker.endpoint, worker.layout = fact.state_at, fact.endpoint, fact.layout
     worker.holding, worker.sharded, worker.whole_body = fact.holding, fact.sharded, fact.whole_body
@@ -164,7 +164,7 @@ def enter_ready(worker: WorkerRecord, fact: facts.WorkerReady) -> None:
 
 
 def enter_halted(worker: WorkerRecord, fact: facts.WorkerHalted) -> None:
-    """Enter that a worker has left its groups."""
+    """Enter the report of a worker that has left its groups."""
     worker.state_at, worker.ready, worker.restart_index = fact.state_at, fact.ready, fact.restart_index
     worker.verified = fact.verified
     worker.whole_body = worker.whole_body or fact.whole_body

@@ -1,6 +1,6 @@
 """Comparison of replicas by digests of parts of their state, which workers send. Pure.
 
-No rank waits for it, and a difference stops none, because the script would go on under another launcher too.
+No rank waits for the comparison, and a difference stops no rank: the script would go on under any launcher.
 """
 
 from collections import Counter, defaultdict
@@ -11,19 +11,19 @@ from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages.replicas import StateSampled
 
 _KEPT = 8
-"""Number of open comparisons of a holding after which ranks that have not reported are left out."""
+"""Once this many comparisons of a holding are open, ranks that have not reported are left out."""
 _MOST_NAMES = 8
 _Look = tuple[str, StepNo, bool]
-"""Holding, step before which the digests were taken, and whether they are of parts that updates made."""
+"""Holding, the step before which the digests were taken, and True if they are of parts that updates made."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Ranks with the same holding have different state.
+    """A difference between the states of ranks with the same holding.
 
     Attributes:
         alike: groups of ranks with equal state, the largest first.
-        own: they differ only in parts made by their first updates, of which each rank may have its own shard.
+        own: the ranks differ only in parts made by their first updates, of which each rank may have its own shard.
     """
 
     step: StepNo
@@ -35,7 +35,7 @@ class Divergence:
 
     @property
     def odd(self) -> tuple[Rank, ...]:
-        """Ranks that differ from a strict majority of three or more; empty if there is none."""
+        """Ranks that differ from a strict majority of three or more; empty if there is no such majority."""
         count = sum(len(ranks) for ranks in self.alike)
         if count < 3 or 2 * len(self.alike[0]) <= count:
             return ()
@@ -84,10 +84,10 @@ class Samples:
         self._reported: dict[_Look, dict[Rank, StateSampled]] = {}
         self._found: Counter[tuple[tuple[Rank, ...], ...]] = Counter()
         self.own: defaultdict[str, set[str]] = defaultdict(set)
-        """By holding: plain variables of the script whose values were seen to differ between its ranks."""
+        """For each holding: the plain variables of the script whose values were seen to differ between its ranks."""
 
     def apply(self, fact: StateSampled, rank: Rank, holding: str, *, replicas: int) -> Divergence | None:
-        """Take one rank's sample. Compares once all `replicas` of its holding have reported, or are overdue."""
+        """Take one rank's digests. Compares once all `replicas` of its holding have reported, or are overdue."""
         if fact.generation != self._generation:
             self._generation = fact.generation
             self._reported.clear()
@@ -109,7 +109,7 @@ class Samples:
         return compare(key[1], parts, tensors, whole=all(fact.whole for fact in reported.values()), made=made)
 
     def news(self, found: Divergence) -> bool:
-        """True if the difference is to be reported: its first, second, fourth, eighth … time."""
+        """True if the difference is to be reported now: it is found for the first, second, fourth, eighth … time."""
         self._found[found.alike] += 1
         times = self._found[found.alike]
         return times & (times - 1) == 0

@@ -1,4 +1,4 @@
-"""A machine that survives its own defects: it is replaced by one that is built from the agents' reports."""
+"""A membership machine that survives its own defects: it is replaced by one built from the agents' reports."""
 
 import traceback
 from collections.abc import Callable, Collection
@@ -32,11 +32,11 @@ _REPORTED = (
     | facts.WorkerFailed
     | facts.WorkerExited
 )
-"""Facts in an agent's report."""
+"""Facts that an agent's report contains."""
 
 
 class _Takeover:
-    """The time between two machines: the reports that are awaited, and the facts that arrive meanwhile.
+    """The time between two machines: holds the awaited reports, and the facts that arrive meanwhile.
 
     Args:
         number: number of the request for reports.
@@ -65,7 +65,7 @@ class _Takeover:
 
     @property
     def awaited(self) -> list[NodeId]:
-        """Connected nodes that have yet to report."""
+        """Connected nodes whose reports are awaited."""
         return [node for node in self.joined if node not in self.reports]
 
     @property
@@ -81,7 +81,7 @@ class _Takeover:
         return [node for node in self.awaited if now >= self._due[node]]
 
     def lacks_table(self, now: Instant) -> ReportNode | None:
-        """A request for the newest table if a node has a newer one than the last machine remembered; else None."""
+        """Request for the newest table, if a node has a newer one than the last machine remembered; else None."""
         known = 0 if self.memory.table is None else self.memory.table.head.number
         newest = max(self.reports.values(), key=lambda report: report.table, default=None)
         if newest is None or newest.table <= known:
@@ -94,9 +94,9 @@ class _Takeover:
         return ReportNode(newest.node, self.number, table=True)
 
     def joins(self, fact: facts.NodeJoined, now: Instant) -> ReportNode:
-        """An agent connects to the new coordinator: request its report, within `ARRIVE_S` however late it connects.
+        """Request the report of an agent that connects, due within `ARRIVE_S` however late the agent connects.
 
-        An agent that connects very late or repeatedly has no more than the rest of the whole time.
+        An agent that connects very late or repeatedly gets no more than the rest of the whole time.
         """
         self.joined[fact.node] = fact
         self._due[fact.node] = min(now + ARRIVE_S, self._last)
@@ -109,7 +109,7 @@ class _Takeover:
         return ReportNode(fact.node, self.number)
 
     def news(self, now: Instant) -> list[Fact]:
-        """Facts received meanwhile, for a machine that knows everything else.
+        """Facts received during the takeover, for a machine that knows everything else.
 
         Nodes that are given back must be known before anything is started on them, so they are added to the memory if
         their agents are connected.
@@ -146,13 +146,13 @@ def _notice_of(node: NodeId, fact: Fact) -> bool:
 
 
 class RestartableMachine:
-    """Behaves like the machine that it wraps. An exception in that one ends the machine but not the job.
+    """Behaves like the machine that it wraps, but survives an exception in it: another machine takes over.
 
     Args:
         make: makes a machine, for a new job (None) or with the memory of a failed one.
-        memory: that of a lost coordinator; None: this is a new job.
-        expected: the nodes of that job, whose agents connect and are asked for reports.
-        deadline: time until which they may connect.
+        memory: memory of a lost coordinator; None: this is a new job.
+        expected: the nodes of the lost coordinator's job, whose agents connect and are asked for reports.
+        deadline: time until which these agents may connect.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class RestartableMachine:
         return self.machine.remember() if self._takeover is None else self._takeover.memory
 
     def awaits(self, report: NodeReport) -> bool:
-        """True if this is one of the reports for which all decisions wait."""
+        """True if decisions wait for this report."""
         return self._takeover is not None and report.number == self._takeover.number
 
     def snapshot(self) -> JobView:
@@ -209,7 +209,7 @@ class RestartableMachine:
         return self.machine.snapshot()
 
     def next_deadline(self) -> Instant | None:
-        """Latest time at which `TimeAdvanced` must be sent."""
+        """Latest time at which `TimeAdvanced` must be sent; None: nothing is awaited."""
         return self.machine.next_deadline() if self._takeover is None else self._takeover.deadline
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
@@ -220,7 +220,7 @@ class RestartableMachine:
         return [command for command in commands if not isinstance(command, record.WorkerGone) or self._is_news(command)]
 
     def _is_news(self, gone: record.WorkerGone) -> bool:
-        """True if the worker's end is not recorded yet. A machine that fails soon after it may not remember it."""
+        """True if the worker's end is not recorded yet. A machine that fails right after an end may not remember it."""
         if gone.worker in self._gone:
             return False
         self._gone.add(gone.worker)
@@ -243,7 +243,7 @@ class RestartableMachine:
                 self._joined.pop(event.node, None)
 
     def _begin(self, error: Exception, event: Fact, now: Instant) -> list[Command]:
-        """The machine failed at a fact. Reports repeat the agents' facts; facts of others are handled again later."""
+        """Begin a takeover after the machine failed at a fact. Agents repeat their facts; other facts are kept."""
         window = self.spec.window
         self._failures = [at for at in self._failures if now - at < window] + [now]
         self.crash += "".join(traceback.format_exception(error))
@@ -282,7 +282,7 @@ class RestartableMachine:
         return [*late, *self._finish(takeover, now)]
 
     def _finish(self, takeover: _Takeover, now: Instant) -> list[Command]:
-        """All agents have reported: another machine goes on."""
+        """Let another machine go on, once all agents have reported."""
         if takeover.awaited or takeover.expected:
             return []
         if (asked := takeover.lacks_table(now)) is not None:
@@ -306,7 +306,7 @@ class RestartableMachine:
 
 
 def _meanwhile(event: Fact) -> list[AnswerScale]:
-    """Answers to requests during a takeover. A drain that is certain is accepted and handled later."""
+    """Answers to requests during a takeover. A drain that is certain is accepted, and handled after the takeover."""
     match event:
         case facts.DrainRequested(certain=True):
             return [AnswerScale(True, f"{event.node} is given back as soon as the coordinator works again")]

@@ -30,7 +30,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class RankSlot:
-    """A place for a worker: its rank, the node, and the slot on the node."""
+    """Place of a worker: its rank, the node, and the slot on the node."""
 
     node: NodeId
     rank: Rank
@@ -56,65 +56,65 @@ class WorkerRecord:
     local_rank: int
     stage: Stage = Stage.ORDERED
     since: Instant = 0.0
-    """Time at which it reached this stage, or got its rank at this stage."""
+    """Time at which the worker reached this stage, or got its rank at this stage."""
     placed: bool = False
-    """True if it holds `rank`; a replaced worker keeps the number for the record."""
+    """True if the worker holds `rank`; a replaced worker keeps the number for the records."""
     candidate_for: Rank | None = None
-    """The rank that it will have in a larger world; it builds meanwhile and belongs to no generation."""
+    """The rank that the worker will have in a larger world; it builds meanwhile and belongs to no generation."""
     leaver: bool = False
-    """It was released while the job goes on, so that its end is no fault."""
+    """True if the worker was released while the job goes on, so that its end is no fault."""
     state_at: StepNo = NO_STATE
     endpoint: str = ""
     layout: str = ""
     holding: str = ""
-    """Name of its shards; equal on replicas."""
+    """Name of the worker's part of the state; equal on replicas."""
     sharded: bool = False
-    """Its script gives ranks different parts of the state."""
+    """True if the worker's script gives ranks different parts of the state."""
     built_for: Rank | None = None  # the rank for which its script ran; in a sharded world it can take no other
     built_slot: int = 0  # the slot on its node for which its script ran
     built_world: int = 0  # the world in which its script ran
     early: dict[str, str] = field(default_factory=dict)
-    """Its script's reads of its place before the loop, by `core.early_reads.Place`, with their lines."""
+    """The script's reads of the worker's place before the loop, by `core.early_reads.Place`, with their lines."""
     parts: dict[str, int] = field(default_factory=dict)
-    """Digests of the state that it built, until all are compared."""
+    """Digests of the state that the worker built, until all are compared."""
     entered: Generation | None = None  # the first generation in which it had a rank
     ready: bool = False
-    """Halted with everything that the update of `state_at` needs."""
+    """True if the worker is halted with everything that the update of `state_at` needs."""
     restart_index: int = 0
-    """Halted in or before this restartable function after its last step; 0: it is past all of them."""
+    """Number of the restartable function, after the last step, that the halted worker has not finished; 0: none."""
     whole_body: bool = False
-    """Its script's bodies cannot be separated from their updates."""
+    """True if the bodies of the worker's script cannot be separated from their updates."""
     torn_at: StepNo | None = None  # the step whose update was cut off when it was halted
     verified: StepNo = NO_STATE
-    """Step of the copy that it had, when it was halted, of a state on which all replicas agreed."""
+    """Step of the copy that the worker had, when it halted, of a state on which all replicas agreed."""
     pid: int = 0
     has_session: bool = False
     script_ordered: bool = False
-    """An `imports` standby that was ordered to run the script."""
+    """True for an `imports` standby that was ordered to run the script."""
     faulted_in: Generation | None = None
-    """Newest generation in which it reported an error of its own; it reports at most one in each."""
+    """Newest generation in which the worker reported an error of its own; it reports at most one in each."""
     microbatches: int = 0
-    """Number of micro-batches of a step; 0: its script does not divide steps."""
+    """Number of micro-batches of a step; 0: the worker's script does not divide steps."""
     fixed: str = ""
-    """Reason, by its script, why the world can have no other size; empty: it can."""
+    """Reason, from the worker's script, why the world can have no other size; empty: it can."""
     between: bool = False
-    """Its script has restartable functions that may run between its steps."""
+    """True if the worker's script has restartable functions that may run between its steps."""
     unprovable: str = ""  # reason why its script cannot be compared in a shadow
     committed: StepNo | None = None
     goes_on: bool = False
-    """It has finished its steps, and faults in its script's code after them are repaired."""
+    """True if the worker has finished its steps and faults in its script's code after them are repaired."""
     training: str = ""  # the name of the training that it is for, where the script has several
     ended: FinishedTraining | None = None  # that training, once it has finished it and another follows
     exit_code: int | None = None
 
     @property
     def living(self) -> bool:
-        """True if its process may still act for the job."""
+        """True if the worker's process may still act for the job."""
         return self.stage in LIVING
 
     @property
     def spare(self) -> bool:
-        """True if it is a standby: living and without any other role."""
+        """True if the worker is a standby: living and without any other role."""
         used = self.placed or self.leaver or self.candidate_for is not None or self.role is Role.PROVER
         return self.living and not used
 
@@ -130,50 +130,50 @@ class NodeRecord:
     copy_endpoint: str = ""
     domain: str = ""
     slots: int = 1
-    """Number of ranks that it can hold."""
+    """Number of ranks that the node can hold."""
     away_since: Instant | None = None
-    """Time at which it was lost; None: it is connected."""
+    """Time at which the node was lost; None: it is connected."""
     leave_by: Instant | None = None
-    """Time by which it is to be given back; None: it stays."""
+    """Time by which the node is to be given back; None: it stays."""
     leave_reason: str = ""
     table: int = 0
-    """Number of the newest table of a formed generation that its agent has; 0: it has none."""
+    """Number of the newest table of a formed generation that the node's agent has; 0: it has none."""
     stopped: bool = False
-    """Its agent was ordered to end because it had no workers left, or has ended as announced."""
+    """True if the agent was ordered to end because it had no workers left, or has ended as announced."""
     unpaid: bool = False
-    """Its announced stay is too short for the world to grow onto it; lost ranks may still be filled there."""
+    """True if the node's announced stay is too short to grow onto it; lost ranks may still be filled there."""
     buddy: NodeId | None = None
-    """The node that keeps copies of its ranks' state."""
+    """The node that keeps copies of the state of this node's ranks."""
     corruptions: int = 0
-    """Number of times that the state of a rank on it was found to be wrong."""
+    """Number of times that the state of a rank on this node was found to be wrong."""
     quarantined: str = ""
-    """Reason why no new worker is placed on it while there is room elsewhere; empty: it is not in quarantine."""
+    """Reason why no new worker is placed on the node while others have room; empty: it is not in quarantine."""
     verdicts: list[str] = field(default_factory=list)
-    """Findings of its last examination, for people."""
+    """Findings of the node's last examination, for people."""
     early: bool = False
-    """The script asks for its place before its loop, so standbys here wait before the script."""
+    """True if the script asks for its place before its loop, so that standbys here wait before the script."""
     failed_standbys: int = 0
     failed_candidates: int = 0
-    """Candidates in a row that have died on it before they were built."""
+    """Number of candidates in a row that have died on the node before they were built."""
     standbys: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Its living workers that have no rank and are no candidates."""
+    """The node's living workers that have no rank and are no candidates."""
     others: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Its candidates and leavers whose processes may still exist."""
+    """The node's candidates and leavers whose processes may still exist."""
     placed: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Its workers that hold a rank, including dead ones."""
+    """The node's workers that hold a rank, including dead ones."""
 
     @property
     def away(self) -> bool:
-        """True if it was lost and has not come back."""
+        """True if the node was lost and has not come back."""
         return self.away_since is not None
 
     @property
     def usable(self) -> bool:
-        """True if workers may be started on it."""
+        """True if workers may be started on the node."""
         return self.away_since is None and self.leave_by is None
 
     def free(self) -> list[int]:
-        """Its free slots, the lowest first."""
+        """The node's free slots, the lowest first."""
         if len(self.placed) >= self.slots:
             return []  # A shortcut: if many nodes are lost at once, every other node is asked for each of their ranks.
         taken = {worker.local_rank for index in (self.placed, self.others) for worker in index.values()}
@@ -184,7 +184,7 @@ _Index = OrderedDict[WorkerId, WorkerRecord]
 
 
 class Roster:
-    """Nodes, workers and places; takes no decisions. The cost of a query is proportional to its answer."""
+    """Nodes, workers and their ranks; makes no decisions. The cost of a query is proportional to its answer."""
 
     def __init__(self) -> None:
         self.world = 0
@@ -192,9 +192,9 @@ class Roster:
         self.nodes: dict[NodeId, NodeRecord] = {}
         self.workers: dict[WorkerId, WorkerRecord] = {}
         self.places: dict[Rank, WorkerId] = {}
-        """In the order of ranks."""
+        """The worker that holds each rank, in the order of ranks."""
         self.candidates: dict[Rank, WorkerRecord] = {}
-        """By the rank that each of them will have."""
+        """The candidates, by the rank that each of them will have."""
         self.sharded = False
         """True if ranks hold different parts of the state."""
         self.grouped = False
@@ -203,9 +203,9 @@ class Roster:
         """Time until all first workers were ready for their first step; None: they are not ready yet."""
         self._opened: Instant | None = None
         self.early = ""
-        """Reason why standbys of some nodes wait before the script, whatever `--warmth` says; empty: none do."""
+        """Reason why standbys of some nodes wait before the script whatever `--warmth` says; empty: none do so."""
         self.imports: list[str] = []
-        """The installed modules that the script imports, in order; they may be imported before it."""
+        """The installed modules that the script imports, in order; standbys may import them before the script runs."""
         self.learnt = False
         self.unfit = 0
         self.environment: list[str] = []
@@ -250,7 +250,7 @@ class Roster:
         return worker
 
     def built(self, now: Instant) -> None:
-        """All workers are ready for a step."""
+        """Note the time of the first build. Called when all workers are ready for a step."""
         if self.first_build is None and self._opened is not None:
             self.first_build = now - self._opened
 
@@ -285,7 +285,7 @@ class Roster:
         self._enter(worker)
 
     def dismiss(self, worker: WorkerRecord) -> None:
-        """Mark a worker that is to end while the job goes on."""
+        """Mark a worker as one that is to end while the job goes on."""
         self._leave(worker)
         worker.leaver = True
         self._enter(worker)
@@ -396,5 +396,5 @@ class Roster:
         return [standby for each in nodes for standby in each.standbys.values()]
 
     def member(self, worker: WorkerRecord, rank: Rank) -> Member:
-        """A worker's line in a generation's table."""
+        """A worker's line in the table of a generation."""
         return Member(rank, worker.worker, worker.node, worker.local_rank, worker.endpoint, worker.holding)

@@ -40,7 +40,7 @@ class Limits:
         return self.least <= replicas <= self.most and (not self.sizes or replicas in self.sizes)
 
     def fit(self, room: int) -> int | None:
-        """The largest allowed number of replicas, at most `room`; None: there is none."""
+        """The largest allowed number of replicas that is at most `room`; None: there is none."""
         return next((size for size in range(min(room, self.most), self.least - 1, -1) if self.allow(size)), None)
 
     def next_above(self, replicas: int) -> int | None:
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the world with the next generation: its kind, the former number of replicas, and the reason.
+    """Change of the world that the next generation makes: its kind, the former number of replicas, and the reason.
 
     `by`: time by which leaving ranks must have left; None: no deadline.
     """
@@ -79,7 +79,7 @@ class Change:
 
 
 def replicas_of(ranks: int, unit: int) -> int | str:
-    """Convert ranks to replicas; a text with the reason if they are no multiple of the unit."""
+    """Convert ranks to replicas; returns a text with the reason if they are no multiple of the unit."""
     if ranks % unit:
         return f"{ranks} ranks are not a multiple of the unit: a replica is {unit} ranks"
     return ranks // unit
@@ -105,11 +105,11 @@ def weigh(before: int, after: int, stay: Seconds, pause: Seconds) -> Weighed:
 
 @dataclass(frozen=True)
 class ReplicaCandidate:
-    """Facts by which replicas are chosen for removal.
+    """Facts about a replica by which replicas are chosen for removal.
 
-    `dead`: it has lost a rank, which could be filled again. `draining`: one of its ranks is on a node that is given
-    back. `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica, the
-    failure domain of its rank.
+    `dead`: it has lost a rank, which could be filled again. `draining`: one of its ranks is on a node that is to be
+    given back. `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica,
+    the failure domain of its rank.
     """
 
     replica: int
@@ -120,14 +120,14 @@ class ReplicaCandidate:
 
     @property
     def worth(self) -> tuple[bool, bool, bool]:
-        """Sort key; the replicas with the lowest are removed first."""
+        """Sort key of a replica; the replicas with the lowest keys are removed first."""
         return (not self.dead, not self.draining, self.newest)
 
 
 def leavers(replicas: Sequence[ReplicaCandidate], count: int) -> frozenset[int]:
-    """The replicas to remove: broken ones first, then those on draining nodes, those behind, the highest.
+    """The replicas to remove: first broken ones, then those on draining nodes, those behind the newest state, the last.
 
-    Among equals, replicas stay that keep the holders of each part of the state in different failure domains.
+    Among equal replicas, those stay that keep the holders of each part of the state in different failure domains.
     """
     order = sorted(replicas, key=lambda each: (each.worth, -each.replica))
     going, staying = order[:count], order[count:]
@@ -153,7 +153,7 @@ def _swapped(going: Sequence[ReplicaCandidate], staying: Sequence[ReplicaCandida
 
 
 def _exposed(replicas: Sequence[ReplicaCandidate]) -> int:
-    """Number of places whose ranks all fail together, among several replicas."""
+    """Number of parts of the state whose holders, in two or more replicas, all share one failure domain."""
     places = min((len(each.homes) for each in replicas), default=0)
     if len(replicas) < 2:
         return 0
@@ -195,7 +195,7 @@ def first_slots(
 
 
 def _slots_exposed(rank_slots: Sequence[RankSlot], unit: int, domains: Mapping[NodeId, str]) -> int:
-    """Number of places whose ranks all fail together, among several replicas."""
+    """Number of parts of the state whose holders, in two or more replicas, all share one failure domain."""
     homes = [domains.get(slot.node) or slot.node for slot in sorted(rank_slots, key=lambda each: each.rank)]
     cut = range(0, len(homes), unit)
     return _exposed([ReplicaCandidate(at // unit, homes=tuple(homes[at : at + unit])) for at in cut])
@@ -319,7 +319,7 @@ def nodes_of_ranks(roster: Roster) -> dict[Rank, NodeId]:
 
 
 def left_behind(roster: Roster, rank: Rank, node: NodeId, unit: int) -> list[Rank]:
-    """The other ranks on a node that a rank leaves, if one of them belongs to its replica; else none."""
+    """The other ranks on a node that a rank leaves, if one of them belongs to the same replica; else none."""
     there = sorted(each.rank for each in roster.nodes[node].placed.values() if each.rank not in (None, rank))
     return there if any(each // unit == rank // unit for each in there) else []
 

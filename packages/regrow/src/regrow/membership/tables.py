@@ -27,7 +27,7 @@ from regrow.membership.roster import NodeRecord
 DIRECT = 64
 WIDTH = 8
 HOP_S: Seconds = 2.0
-"""Additional waiting time of a node in the tree over that of the node from which it fetches."""
+"""Time that a node in the tree waits longer than the node from which it fetches."""
 _LINES_A_RANK = 4
 """Changes go to more than `DIRECT` nodes only if all messages together have at most this many lines per rank."""
 
@@ -42,7 +42,7 @@ class Tables:
         """Number of the newest table."""
 
     def spread(self, head: TableHead, nodes: Sequence[NodeRecord], members: list[Member]) -> list[TableOrder]:
-        """Orders that distribute a new table to these nodes; gives the table its number."""
+        """Number a new table and make the orders that distribute it to these nodes."""
         self.number += 1
         since = 0 if self._formed_table is None else self._formed_table.head.number
         head = msgspec.structs.replace(head, number=self.number, since=since)
@@ -55,18 +55,18 @@ class Tables:
         return [*(ChangeTable(node.node, change) for node in know), *_pass_on(table, know, others)]
 
     def take_over(self, table: GenerationTable | None, number: int) -> None:
-        """Continue after another coordinator. `number`: the largest that an agent has received."""
+        """Continue after another coordinator. `number`: the largest number of a table that an agent has received."""
         self.newest = table
         self.number = max(number, 0 if table is None else table.head.number)
 
     def formed(self, nodes: Sequence[NodeRecord]) -> None:
-        """All workers have joined the newest generation, so the agents of these nodes have its table."""
+        """Note that these nodes have the newest table, as all workers have joined its generation."""
         self._formed_table = self.newest
         for node in nodes:
             node.table = self.number
 
     def missed(self, fact: TableMissed) -> list[KeepTable]:
-        """Answer to a node that has missed a table: the newest table; nothing if that is older than the missed one."""
+        """Orders to give the newest table to a node that missed one; none if the missed one is newer still."""
         if self.newest is None or self.newest.head.number < fact.table:
             return []
         return [KeepTable(fact.node, self.newest)]
@@ -86,14 +86,14 @@ def difference(base: GenerationTable, table: GenerationTable) -> TableChange | N
 
 
 def _is_little(change: TableChange, table: GenerationTable, nodes: int) -> bool:
-    """True if the change is better sent to this number of nodes than the whole table."""
+    """True if it is cheaper to send the change to this number of nodes than the whole table."""
     runs = len(change.head.holders)
     lines, whole = (len(change.members) + len(change.stores)), len(table.members) + len(table.stores)
     return 2 * lines <= whole and (nodes <= DIRECT or (lines + runs) * nodes <= _LINES_A_RANK * len(table.members))
 
 
 def _pass_on(table: GenerationTable, have: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> list[TableOrder]:
-    """Orders that bring the whole table to `nodes`, from the coordinator or each other. `have`: others that get it."""
+    """Orders that bring the whole table to `nodes`, from the coordinator or each other. `have`: other nodes with it."""
     if len(nodes) <= DIRECT:
         return [KeepTable(node.node, table) for node in nodes]
     first = max(0, WIDTH - len(have))

@@ -1,7 +1,7 @@
 """Several trainings of a script, in sequence, each with its own workers. See decision 0105.
 
-When all ranks have finished one, they are released and end. Then all workers are started as at first, with the list of
-finished trainings. The job's steps are counted across trainings.
+When all ranks have finished a training, they are released and end. Then all workers are started as at first, with
+the list of finished trainings. The job's steps are counted across trainings.
 """
 
 from regrow.core.ids import Instant, StepNo
@@ -31,12 +31,12 @@ class FinishedTrainings:
         return next((worker.training for worker in self._roster.placed() if worker.training), "")
 
     def ended(self) -> FinishedTraining | None:
-        """The training that the workers report as finished, if the script has another after it."""
+        """The training that the workers report as finished, if another follows it in the script; else None."""
         reported = sorted(self._roster.placed(Stage.FINISHED), key=lambda worker: worker.rank or 0)
         return next((worker.ended for worker in reported if worker.ended is not None), None)
 
     def turn(self, ended: FinishedTraining, now: Instant) -> Restarting:
-        """All ranks have finished a training: end them; the next one begins when they are gone."""
+        """End all workers after they have finished a training; the next one begins when they are gone."""
         if all(each.name != ended.name for each in self.finished):  # A former coordinator may have entered it.
             steps = ended.until - self.began
             self._orders.note(f"the training {ended.name} is finished, after {steps} steps", now)
@@ -51,7 +51,7 @@ class FinishedTrainings:
         return Restarting(now + self._spec.halt_deadline, leave_by=now + self._spec.build_deadline)
 
     def late(self, state: Restarting, now: Instant) -> Restarting | None:
-        """Workers of a finished training still exist: release them again or fence them. None: this is another end."""
+        """Release again, or fence, remaining workers of a finished training. None: no training has just finished."""
         if state.leave_by is None:
             return None
         self._orders.release(Stage.RELEASED, now)
@@ -62,5 +62,5 @@ class FinishedTrainings:
 
 
 def turning(state: object) -> bool:
-    """True if a training is finished and its workers were released."""
+    """True if a training is finished and its workers were released, so that the next one is to begin."""
     return isinstance(state, Restarting) and state.leave_by is not None

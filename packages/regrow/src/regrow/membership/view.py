@@ -7,7 +7,7 @@ from regrow.membership.roster import NodeRecord, WorkerRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """View of one worker. `rank`: its own; of a candidate, its future one; None for a standby."""
+    """View of one worker. `rank`: its own rank; for a candidate, its future rank; None for a standby."""
 
     worker: WorkerId
     node: NodeId
@@ -18,7 +18,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, worker: WorkerRecord) -> "WorkerView":
-        """The worker as it is now."""
+        """View of the worker as it is now."""
         rank = worker.candidate_for if worker.candidate_for is not None else worker.rank
         return cls(worker.worker, worker.node, rank, worker.pid, worker.stage.value, worker.state_at)
 
@@ -32,23 +32,23 @@ class NodeView(msgspec.Struct, frozen=True):
     away: bool
     buddy: str = ""
     corruptions: int = 0
-    """Number of times that the state of a rank on it was found to be wrong."""
+    """Number of times that the state of a rank on the node was found to be wrong."""
     slots: int = 0
-    """Number of ranks that it can hold."""
+    """Number of ranks that the node can hold."""
     draining: bool = False
-    """It is being given back."""
+    """True if the node is being given back."""
     left: bool = False
-    """It was given back and has left."""
+    """True if the node was given back and has left."""
     quarantined: str = ""
-    """Reason why it gets no new workers while there is room elsewhere; empty: it is not in quarantine."""
+    """Reason why the node gets no new workers while others have room; empty: it is not in quarantine."""
     verdicts: list[str] = []
-    """Findings of its last examination, other than `ok`."""
+    """Findings of the node's last examination, other than `ok`."""
     agent: str = ""
-    """Address of its agent; a later agent of the node usually has other ports. Empty: not known."""
+    """Address of the node's agent; a later agent of the node usually has other ports. Empty: not known."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
-        """The node as it is now."""
+        """View of the node as it is now."""
         return cls(
             node.node,
             node.host,
@@ -78,13 +78,13 @@ class JobView(msgspec.Struct, frozen=True):
     standbys: list[WorkerView]
     nodes: list[NodeView] = []
     replicas: int = 0
-    """Replicas of the present world, or of the one that is being formed."""
+    """Number of replicas of the present world, or of the one that is being formed."""
     wanted: int = 0
-    """Replicas wanted as soon as there is room."""
+    """Number of replicas wanted as soon as there is room."""
     min_replicas: int = 0
     max_replicas: int = 0
     unit: int = 1
-    """Ranks of a replica."""
+    """Number of ranks of a replica."""
     candidates: list[WorkerView] = []
     """Workers that build for a larger world while the others train."""
     replaceable: str = ""

@@ -59,7 +59,7 @@ WorkerNews = (
     | _GenerationFact
 )
 _NO_ANSWER = (facts.WorkerStarted, LogRuleNews)
-"""Facts about a worker that its agent reports for it, so that they do not prove it alive."""
+"""Facts that an agent reports on behalf of a worker, so that they do not prove the worker alive."""
 WorkerFailure = facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerExited
 
 
@@ -94,7 +94,7 @@ class Workers:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
-        """Value of `restarts` at the last exit while building, if memory had run out; else None."""
+        """Value of `restarts` at the last exit of a worker that was building, if memory had run out; else None."""
         self._ended: set[WorkerId] = set()  # workers whose scripts have ended
         self._noted: set[str] = set()  # notes that were written, so that each is written once
 
@@ -345,7 +345,7 @@ class Workers:
         self._job.end(SCRIPT_ERROR, reported or say.died_after_loop(worker.rank, event.code, self._job.step), now)
 
     def _is_the_end(self, worker: WorkerRecord, event: facts.WorkerExited) -> bool:
-        """After the last step: True if the script chose this exit itself, or no worker is left to go on."""
+        """True if an exit after the last step ends the job: by the script's choice, or as no worker is left."""
         if event.code > 0 and self._errors.of(worker.worker) is None:
             return True
         return not self._spec.durable and not any(each.living and each.entered for each in self._roster.placed())
@@ -380,7 +380,7 @@ class Workers:
         self._ladder.mend("exit", [worker], f"{who} {cause}", now, self._plan.when(worker.worker, event.at))
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
-        """A rank has committed again; the last one closes the incident."""
+        """Note that a rank has committed again; the last one closes the incident."""
         incidents = self._job.incidents
         if incidents.open is not None:
             self._orders.write(*incidents.served(_rank(worker), self._job.generation, now))

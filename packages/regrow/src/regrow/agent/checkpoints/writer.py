@@ -22,22 +22,22 @@ from regrow.core.wire import encoded
 
 PACKET_BYTES = 256 << 10
 DESCRIPTORS = 250
-"""Most descriptors of a message, more than ranks of a node; the kernel passes 253 at a time."""
+"""Largest number of descriptors in a message, more than ranks of a node; the kernel passes 253 at a time."""
 _NICE = 5
-"""Niceness for a third of a worker's share. With much less, its imports alone take a minute if all cores are busy."""
+"""Niceness for a third of a worker's share of a core. With much less, imports take a minute if all cores are busy."""
 _encoder = msgspec.msgpack.Encoder()
 _WORK = "regrow.hydration.durable.work"
 
 
 def main() -> None:
-    """Import, then write on request until the agent closes the connection."""
+    """Import what is needed, then write on request until the agent closes the connection."""
     die_with_parent(signal.SIGKILL)
     call_process("regrow-writer")
     heed_nobody()
     step_back(_NICE)
     place = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckpointPlace)
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        # Imported by name, because the control plane is kept free of torch and only this process of the agent needs it.
+        # Imported by name, because the control plane is kept free of torch; only this process of the agent needs it.
         work = cast(Callable[..., WriterFact | None], importlib.import_module(_WORK).work)
         _serve(control, place, work)
 

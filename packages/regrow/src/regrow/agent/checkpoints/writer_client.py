@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 def place_of(config: AgentConfig) -> CheckpointPlace | None:
-    """Place of a job's checkpoints; None if it has none."""
+    """Place of a job's checkpoints; None if the job writes none."""
     return None if config.checkpoint_dir is None else CheckpointPlace(config.checkpoint_dir, config.spec.lineage)
 
 
@@ -42,7 +42,7 @@ class _Held(NamedTuple):
 
 
 class WriterClient:
-    """Takes snapshots and has parts of checkpoints written.
+    """Holds workers' snapshots, and has a writer process write them as parts of checkpoints.
 
     Args:
         node: this node.
@@ -62,7 +62,7 @@ class WriterClient:
 
     @property
     def pid(self) -> int | None:
-        """The writer's process id; None while there is none."""
+        """The writer's process id; None while there is no writer."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class WriterClient:
             self._start()
 
     def receive(self, fact: SnapshotForDisk, pid: int | None) -> None:
-        """A worker with this process id has taken a snapshot: keep it, even if the worker ends."""
+        """Keep the snapshot that a worker with this process id has taken, even if the worker ends."""
         error = fact.error
         if not error:
             try:
@@ -85,7 +85,7 @@ class WriterClient:
         self._report(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
 
     def obey(self, order: WriterOrder) -> None:
-        """Pass an order to the writer process; its answer is reported later."""
+        """Pass an order to the writer process, whose answer is reported later."""
         descriptors: list[int] = []
         if isinstance(order, WriteCheckpoint):
             held = [self._held.get(rank) for rank in order.ranks]
@@ -146,7 +146,7 @@ class WriterClient:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # It left orders unread; the kernel reports that before its last messages.
+                continue  # It has left orders unread; the kernel reports that before its last messages.
             if not packet:
                 self._ended()
                 return

@@ -65,16 +65,16 @@ class CopyServer:
     # --- for conversations ---
 
     def greeted(self, sock: socket.socket) -> None:
-        """This caller has shown the job's token."""
+        """Note that this caller has shown the job's token."""
         self._server.known(sock)
 
     def knows(self, token: str) -> bool:
-        """True if this is the job's secret."""
+        """True if `token` is the job's secret."""
         return same_secret(token, self._token)
 
     @property
     def versions(self) -> CopyVersions:
-        """The copies here."""
+        """The copies that this agent keeps."""
         return self._versions
 
     def take_partial(self, copy: KeepCopy) -> "_Partial | None":
@@ -84,7 +84,7 @@ class CopyServer:
         return found if found is not None and found.version.name == copy.version else None
 
     def leave_partial(self, partial: "_Partial") -> None:
-        """Keep the part of a copy whose connection was lost."""
+        """Keep the part that has arrived of a copy whose connection was lost."""
         with self._lock:
             if not self._server.closed:
                 self._partial[partial.version.rank] = partial
@@ -109,7 +109,7 @@ class _Partial:
 
 
 class _Conversation:
-    """One connection: requests served in order."""
+    """One connection, whose requests are served in order."""
 
     def __init__(self, server: CopyServer, sock: socket.socket) -> None:
         self._server = server
@@ -117,7 +117,7 @@ class _Conversation:
         self._codec = store_side()
 
     def run(self) -> None:
-        """Serve until the peer leaves. Raises `ProtocolError` on a wrong token or an invalid request."""
+        """Serve requests until the peer leaves. Raises `ProtocolError` on a wrong token or an invalid request."""
         hello = self._next(_HELLO_S, STRANGERS_BYTES)
         if hello is None:
             return

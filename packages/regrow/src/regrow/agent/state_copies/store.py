@@ -1,4 +1,4 @@
-"""The agent's memory of copies of state: those of its own ranks, and those of the node it is buddy to.
+"""The agent's memory of copies of state: those of its own ranks, and those of the node whose buddy it is.
 
 All methods are called from the agent's loop and return at once; threads move the bytes.
 """
@@ -74,7 +74,7 @@ class CopyStore:
         return sum(version.payload for version in self._versions.all())
 
     def open(self) -> str:
-        """Begin to serve; returns the endpoint. Raises `OSError`."""
+        """Begin to serve copies; returns the endpoint. Raises `OSError`."""
         self.endpoint = self._server.open()
         return self.endpoint
 
@@ -90,9 +90,9 @@ class CopyStore:
     # --- from workers ------------------------------------------------------------------------------------------
 
     def snapshot_taken(self, fact: SnapshotTaken, pid: int) -> str:
-        """A worker has copied its state into shared memory: keep the copy and send it to the buddy.
+        """Keep a worker's copy of its state, which is in shared memory, and send the copy to the buddy.
 
-        Returns the reason if it cannot be kept, else an empty string.
+        Returns the reason if the copy cannot be kept, else an empty string.
         """
         try:
             segment = self._segment(fact, pid)
@@ -126,7 +126,7 @@ class CopyStore:
         return known
 
     def worker_ended(self, worker: WorkerId) -> None:
-        """The worker no longer writes into its memory. Its whole copies stay."""
+        """Forget the memory of a worker that has ended. Its whole copies stay."""
         for key in [key for key in self._segments if key[0] == worker]:
             del self._segments[key]
 
@@ -139,7 +139,7 @@ class CopyStore:
             stream.place(self._placement)
 
     def report(self, order: ReportCopies) -> CopiesHeld:
-        """Report the complete copies here."""
+        """Answer with the complete copies that this agent keeps."""
         copies = [version.described for version in self._versions.all()]
         return CopiesHeld(self._config.node, order.generation, copies)
 
@@ -148,7 +148,7 @@ class CopyStore:
         self._versions.clear()
 
     def formed(self, step: StepNo) -> None:
-        """A generation starts with `state@step`."""
+        """Drop copies of later steps, as a generation starts with `state@step`."""
         self._versions.went_back(step)
 
     # --- threads -----------------------------------------------------------------------------------------------

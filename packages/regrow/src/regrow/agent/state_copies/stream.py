@@ -33,14 +33,14 @@ _log = logging.getLogger("regrow.agent")
 
 
 class Placement(NamedTuple):
-    """Destination of copies; with an empty endpoint there is none."""
+    """Destination of copies; an empty endpoint means that there is none."""
 
     buddy: NodeId
     endpoint: str
 
 
 class StreamOutcome(NamedTuple):
-    """Outcome for one version. `error`: reason why the buddy does not have it; empty: it has."""
+    """Outcome for one version. `error`: reason why the buddy does not have it; empty: the buddy has it."""
 
     version: CopyVersion
     placement: Placement
@@ -49,11 +49,11 @@ class StreamOutcome(NamedTuple):
 
 
 class _Refused(RegrowError):
-    """The buddy refuses this copy, so that a retry is pointless."""
+    """Error: the buddy refuses this copy, so that a retry is pointless."""
 
 
 class RankStream:
-    """A thread that checksums each new version of a rank and sends it to the buddy, one at a time, the newest next.
+    """Thread that checksums each new version of a rank and sends it to the buddy: one at a time, the newest next.
 
     Args:
         node: node of the rank.
@@ -91,14 +91,14 @@ class RankStream:
         self._thread.start()
 
     def push(self, version: CopyVersion) -> None:
-        """Send a new version."""
+        """Send a new version to the buddy."""
         with self._changed:
             # The worker no longer waits for an older version that is still queued.
             self._queue = [version]
             self._changed.notify_all()
 
     def place(self, placement: Placement) -> None:
-        """Send to this buddy from now on, including present versions. A transfer under way starts again there."""
+        """Send versions to this buddy from now on, also the present ones. A transfer under way starts anew there."""
         with self._changed:
             if placement == self._placement:
                 return
@@ -146,7 +146,7 @@ class RankStream:
             return StreamOutcome(version, self._placement, 0.0, str(error))
 
     def _deliver(self, version: CopyVersion) -> StreamOutcome | None:
-        """Try until the version has arrived or its time is over. None if this agent ends."""
+        """Try to send a version until it has arrived or its time is over. None if this agent ends."""
         began = time.monotonic()
         placement: Placement | None = None
         while True:

@@ -18,8 +18,8 @@ class CopyVersion:
     """One whole copy: its memory, and the known checksums of its payload.
 
     Args:
-        received: it came from another node, and its memory belongs to this agent.
-        worker: the worker that took it, if that waits for the report that it is stored.
+        received: the copy came from another node, and its memory belongs to this agent.
+        worker: the worker that took the copy, if that worker waits for the report that it is stored.
         name: name of this copy, the same on all nodes.
     """
 
@@ -49,21 +49,21 @@ class CopyVersion:
 
     @property
     def whole(self) -> bool:
-        """True if the memory still holds this copy; a worker overwrites its oldest copy once that is not needed."""
+        """True if the memory still holds this copy; a worker overwrites its oldest copy once the copy is not needed."""
         return self.segment.step == self.step
 
     @property
     def described(self) -> KeptCopy:
-        """Description for the coordinator."""
+        """Description of this copy for the coordinator."""
         return KeptCopy(self.rank, self.holding, self.step, self.payload)
 
     def learn(self, chunk: int, digest: bytes | bytearray) -> None:
-        """Set the checksum of a chunk; those of earlier chunks must be known."""
+        """Set the checksum of a chunk; the checksums of earlier chunks must be known."""
         self._digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES] = digest
         self._known = chunk + 1
 
     def chunks(self, first: int = 0) -> Iterator[tuple[memoryview, bytes]]:
-        """The chunks of the payload from `first` on, each with its checksum, which is compared with an earlier one.
+        """The chunks of the payload from `first` on, each with its checksum, after comparison with an earlier one.
 
         Raises `DamagedCopy`, or `Torn` if the copy was overwritten, which invalidates all chunks read so far.
         """
@@ -87,7 +87,7 @@ class CopyVersion:
             yield data, digest
 
     def inventory(self) -> bytes:
-        """Msgpack of its `Inventory`. Raises `Torn`."""
+        """Msgpack of the copy's `Inventory`. Raises `Torn`."""
         head = self.segment.head()
         if head.step != self.step or head.payload != self.payload:
             raise Torn(f"the copy of rank {self.rank}'s state@{self.step} was written over")
@@ -95,24 +95,24 @@ class CopyVersion:
 
 
 class CopyVersions:
-    """The copies of one agent, for any thread. Memory is released when it has no readers any more."""
+    """The copies of one agent, for use by any thread. Memory is released once it has no readers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: dict[Rank, list[CopyVersion]] = {}
 
     def put(self, version: CopyVersion) -> None:
-        """Add a whole copy and drop superseded ones: two are kept per rank, and none to which no world could return."""
+        """Add a whole copy and drop superseded ones: two are kept per rank, unless no world could return to them."""
         with self._lock:
             kept = [old for old in self._versions.get(version.rank, ()) if old.step != version.step and old.whole]
             self._versions[version.rank] = sorted([*kept, version], key=lambda each: each.step)[-VERSIONS:]
             steps = sorted({each.step for row in self._versions.values() for each in row}, reverse=True)
-            # Every rank has stored a copy before any takes the next, so older ones belong to ranks that moved away.
+            # Every rank stores a copy before any rank takes the next, so older ones belong to ranks that moved away.
             if len(steps) > VERSIONS:
                 self._keep(lambda each: each.step >= steps[VERSIONS - 1])
 
     def went_back(self, step: StepNo) -> None:
-        """The world starts again with `state@step`: drop later copies."""
+        """Drop copies of later steps, as the world starts again with `state@step`."""
         with self._lock:
             self._keep(lambda each: each.step <= step)
 
@@ -131,7 +131,7 @@ class CopyVersions:
             self._versions.clear()
 
     def all(self) -> list[CopyVersion]:
-        """The whole copies by rank, the oldest first."""
+        """The whole copies, by rank, the oldest first."""
         with self._lock:
             return [each for _, row in sorted(self._versions.items()) for each in row if each.whole]
 
@@ -141,7 +141,7 @@ class CopyVersions:
 
     @contextmanager
     def borrow(self, rank: Rank, step: StepNo) -> Iterator[CopyVersion | None]:
-        """A whole copy to read from, which this agent does not overwrite meanwhile; None if there is none."""
+        """Lend a whole copy for reading, which this agent does not overwrite meanwhile; None if there is none."""
         with self._lock:
             row = self._versions.get(rank, ())
             found = next((each for each in row if each.step == step and each.whole), None)
@@ -155,13 +155,13 @@ class CopyVersions:
                     found.readers -= 1
 
     def named(self, rank: Rank, name: str) -> CopyVersion | None:
-        """The copy of this name, if it is here and whole."""
+        """The copy with this name, if it is here and whole; else None."""
         with self._lock:
             row = self._versions.get(rank, ())
             return next((each for each in row if each.name == name and each.whole), None)
 
     def room(self, rank: Rank, step: StepNo) -> Segment:
-        """Memory for a copy to be received: that of the copy that it supersedes, if that has no readers, else new.
+        """Memory for a copy to be received: that of the superseded copy, if it has no readers, else new memory.
 
         Raises `NoMemoryForCopy`.
         """

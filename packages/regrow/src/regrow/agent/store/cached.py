@@ -1,8 +1,8 @@
-"""Cache of keys that live on other agents, with the holders of copies of them. No value is ever stale.
+"""Cache of keys whose homes are other agents, with the holders of copies of them. No value is ever stale.
 
 A copy is given out only together with an entry in `holders`, and the home of a key changes its value only after every
-holder, and theirs in turn, has confirmed that it forgot it (`StoreNode`). A value that was requested before the order
-to forget it and arrives after it (`Fetch.spoiled`) serves the readers that had asked before, and is not kept.
+holder, and each holder's own holders, confirmed that they forgot it (`StoreNode`). A value that was requested before
+the order to forget it and arrives after the order (`Fetch.spoiled`) serves readers that asked before, and is not kept.
 """
 
 import asyncio
@@ -17,34 +17,34 @@ FetchKey = tuple[str, bool, bool]
 
 
 class Found(NamedTuple):
-    """Result of a read. `value`: None if only a queue of that name exists. `keep`: it may be cached."""
+    """Result of a read. `value`: None if only a queue of that name exists. `keep`: True if it may be cached."""
 
     value: bytes | None
     keep: bool
 
 
 class Fetch:
-    """One request to the next agent, shared by all readers that come while it is under way.
+    """One request to the next agent, shared by all readers that arrive while it is under way.
 
     Args:
         key: the key, whether the request waits for it, and whether a queue of that name is enough.
-        until: time at which it is given up.
+        until: time at which the request is given up.
     """
 
     def __init__(self, key: FetchKey, until: Instant) -> None:
         self.key = key
         self.until = until
         self.sent = False
-        """Set once sent: later readers may use the answer only if it may be cached, as it could be too old for them."""
+        """True once sent: later readers may use the answer only if it may be cached; it may be too old for them."""
         self.spoiled = False
         self.forgotten: set[str] = set()
-        """Other keys that had to be forgotten since; values of them in the answer must not be kept."""
+        """Other keys that had to be forgotten since the request; their values in the answer must not be kept."""
         self.withdrawn = False
         self._readers = 0
         self._task: asyncio.Task[Found | None] | None = None
 
     def start(self, ask: Callable[["Fetch"], Coroutine[Any, Any, Found | None]], over: Callable[[], None]) -> None:
-        """Begin in the loop's next turn, so that all readers of this turn join before it is sent; `over` ends it."""
+        """Begin in the next turn of the loop, so that readers of this turn join before it is sent; `over` ends it."""
         self._task = shared(ask(self))
         self._task.add_done_callback(lambda _: over())
 
@@ -69,14 +69,14 @@ class Fetch:
         self.spoiled = True
 
     def cancel(self) -> None:
-        """Give the request up, even if readers wait."""
+        """Give up the request, even if readers wait."""
         self.withdrawn = True
         if self._task is not None:
             self._task.cancel()
 
 
 class CachedValues:
-    """The copies, their holders, and the requests under way."""
+    """Cached copies, their holders, and the requests under way."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -88,22 +88,22 @@ class CachedValues:
         return len(self._values)
 
     def get(self, key: str) -> bytes | None:
-        """The cached value."""
+        """The cached value of a key; None if there is none."""
         return self._values.get(key)
 
     def keep(self, key: str, value: bytes) -> None:
-        """Cache a value if there is room."""
+        """Cache a value, if there is room."""
         self._drop(key)
         if self._bytes + len(value) <= _LIMIT:
             self._values[key] = value
             self._bytes += len(value)
 
     def note(self, key: str, holder: str) -> None:
-        """Note that `holder` is being given a copy."""
+        """Note that `holder` is being given a copy of the key's value."""
         self._holders.setdefault(key, set()).add(holder)
 
     def is_held(self, key: str) -> bool:
-        """True if an agent or worker was given a copy."""
+        """True if any agent or worker was given a copy of the key's value."""
         return key in self._holders
 
     def fetch(self, key: FetchKey) -> Fetch | None:
@@ -112,16 +112,16 @@ class CachedValues:
         return fetch if fetch is not None and not fetch.withdrawn else None
 
     def begin(self, fetch: Fetch) -> None:
-        """Let new readers join this request."""
+        """Let new readers join this request from now on."""
         self._fetches[fetch.key] = fetch
 
     def end(self, fetch: Fetch) -> None:
-        """The request is answered or given up."""
+        """Let no more readers join this request, which is answered or given up."""
         if self._fetches.get(fetch.key) is fetch:
             del self._fetches[fetch.key]
 
     def forget(self, key: str) -> set[str]:
-        """Forget a key and spoil requests for it; returns the holders that must forget it too."""
+        """Forget a key and spoil requests for it; returns the holders that must forget the key too."""
         self._drop(key)
         for waits in (False, True):
             for queue in (False, True):
@@ -133,12 +133,12 @@ class CachedValues:
         return self._holders.pop(key, set())
 
     def restore(self, key: str, holders: set[str]) -> None:
-        """Enter holders again that may not have forgotten the key."""
+        """Enter holders again, as they may not have forgotten the key."""
         if holders:
             self._holders.setdefault(key, set()).update(holders)
 
     def drop(self, is_old: Callable[[str], bool]) -> None:
-        """Forget the keys of generations that are over, without informing holders, as these keys are refused anyway."""
+        """Forget keys of generations that are over. Holders are not informed, as these keys are refused anyway."""
         for key in [key for key in self._values if is_old(key)]:
             self._drop(key)
         for key in [key for key in self._holders if is_old(key)]:

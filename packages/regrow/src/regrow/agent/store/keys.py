@@ -11,7 +11,7 @@ from regrow.core.messages.store import NO_COUNTER, TABLE_BYTES
 from regrow.core.wire import MAX_FRAME_BYTES
 
 _VALUE_LIMIT = MAX_FRAME_BYTES - (64 << 10)
-"""Most bytes of a value, as a reply must fit into a frame."""
+"""Largest size of a value in bytes, as a reply must fit into a frame."""
 _GENERATION = re.compile(r"g(\d+)/")
 _NUMBER = re.compile(rb"\s*([+-]?\d+)")
 
@@ -45,7 +45,7 @@ class KeyTable:
     # --- values ------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes | None:
-        """The value; None if there is none."""
+        """The value of a key; None if there is none."""
         self.refuse_old(key)
         return self._values.get(key)
 
@@ -57,7 +57,7 @@ class KeyTable:
         self._wake(key)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; text after the digits is dropped, as in torch's stores."""
+        """Add to a counter; text after its digits is dropped, as in torch's stores."""
         match = _NUMBER.match(self.get(key) or b"0")
         if match is None:
             raise StoreRefusal(NO_COUNTER)
@@ -70,7 +70,7 @@ class KeyTable:
         self.put(key, (self.get(key) or b"") + more)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write if the value is as expected; returns the value afterwards, `expected` if there is none."""
+        """Write if the value is as expected; returns the value after that, or `expected` if there is none."""
         found = self.get(key)
         if found == expected or (found is None and not expected):
             self.put(key, desired)
@@ -92,7 +92,7 @@ class KeyTable:
     # --- queues ------------------------------------------------------------------------------------------------
 
     def push(self, key: str, value: bytes) -> None:
-        """Put a value at the end of a queue."""
+        """Append a value to a queue."""
         self._grow(key, value, len(key) + len(value))
         self._queues.setdefault(key, deque()).append(value)
         self._wake(key)
@@ -122,11 +122,11 @@ class KeyTable:
         return key in self._values or key in self._queues
 
     def missing(self, keys: Iterable[str]) -> list[str]:
-        """The keys that do not exist."""
+        """Those of these keys that do not exist."""
         return [key for key in keys if not self.is_there(key)]
 
     def arrival(self, key: str) -> "asyncio.Future[None]":
-        """Done when a missing key is written; fails when its generation ends. Cancel it to stop waiting.
+        """Future that is done when a missing key is written; fails when its generation ends. Cancel it to stop waiting.
 
         Not a coroutine: it waits from the call on, so that no write between a check and the wait is missed.
         """

@@ -1,4 +1,4 @@
-"""Homes of the keys of each generation, as one agent knows them."""
+"""The agents that are the homes of each generation's keys, as one agent knows them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ class Agents:
 
 @dataclass(frozen=True)
 class KeyRoute:
-    """Route to a key on another agent: through `hop` to `home`."""
+    """Route to a key on another agent: by way of agent `hop` to agent `home`."""
 
     hop: str
     home: str
 
 
 class KeyOwnership:
-    """The agents of the generations that are kept.
+    """The agents of the generations whose keys are kept.
 
     Args:
         address: address of this agent.
@@ -45,7 +45,7 @@ class KeyOwnership:
         self._news: asyncio.Future[None] | None = None
 
     def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
-        """Enter the agents over which the keys of this generation are distributed; the same on all agents."""
+        """Enter the agents over which the keys of this generation are distributed; all agents enter the same."""
         if not stores:
             return
         own = stores.index(self._address) if self._address in stores else None
@@ -60,7 +60,7 @@ class KeyOwnership:
         return {store for agents in self._agents.values() for store in agents.stores}
 
     async def agents(self, key: str) -> Agents | None:
-        """The agents over which the key's generation is distributed; None if this agent keeps the key in any case.
+        """The agents over which the keys of this key's generation are distributed; None if this agent keeps it anyway.
 
         Waits a while for a generation that others may have entered already. Raises `StoreRefusal`.
         """
@@ -90,7 +90,7 @@ class KeyOwnership:
         return None if agents is None else home(key, len(agents.stores), agents.world) == agents.own
 
     async def to(self, key: str) -> KeyRoute | None:
-        """Route to the key; None if it lives here. Raises `StoreRefusal`."""
+        """Route to the key; None if this agent keeps it. Raises `StoreRefusal`."""
         agents = await self.agents(key)
         if agents is None:
             return None

@@ -20,19 +20,19 @@ _log = logging.getLogger("regrow.agent")
 
 
 class StorePeers(Protocol):
-    """The other agents."""
+    """The stores of other agents, as a store node uses them."""
 
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
-        """Answer of the agent at this address. Raises `StoreNodeLost`."""
+        """Answer of the agent at this address to a request. Raises `StoreNodeLost`."""
         ...
 
     def keep_only(self, agents: set[str]) -> None:
-        """Close the connections to all other agents, which are no longer part of the job."""
+        """Close the connections to all agents but these, as the others are no longer part of the job."""
         ...
 
 
 class PeerLinks:
-    """One connection to each agent that has received a request.
+    """Connections to other agents, one to each that was sent a request.
 
     Args:
         token: the job's token.
@@ -44,11 +44,11 @@ class PeerLinks:
         self._links: dict[str, asyncio.Task[_Link]] = {}
 
     def open(self, own: str) -> None:
-        """`own`: address of this agent's store, which is sent to the others."""
+        """Set the address of this agent's store, which is sent to the other agents."""
         self._own = own
 
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
-        """Answer of the agent at this address. Raises `StoreNodeLost`."""
+        """Answer of the agent at this address to a request. Raises `StoreNodeLost`."""
         opening = self._links.get(agent)
         if opening is None or (opening.done() and _is_dead(opening)):
             opening = self._links[agent] = shared(self._connect(agent))
@@ -70,7 +70,7 @@ class PeerLinks:
         return link
 
     def keep_only(self, agents: set[str]) -> None:
-        """Close the connections to all other agents."""
+        """Close the connections to all agents but these."""
         for agent in [agent for agent in self._links if agent not in agents]:
             self._hang_up(self._links.pop(agent))
 
@@ -91,7 +91,7 @@ class PeerLinks:
 
 
 class _Link(asyncio.Protocol):
-    """One connection. Answers are matched to requests by number."""
+    """Connection to one agent. Answers are matched to requests by number."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
@@ -101,7 +101,7 @@ class _Link(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[StoreReply]] = {}
         self._lost = ""
         self._room = asyncio.Event()
-        """Set unless the other side reads too slowly."""
+        """Set unless the other agent reads too slowly."""
         self._room.set()
 
     @property
@@ -114,7 +114,7 @@ class _Link(asyncio.Protocol):
         self._transport.write(_CODEC.frame(message))
 
     async def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
-        """The answer. Raises `StoreNodeLost`."""
+        """The agent's answer to a request. Raises `StoreNodeLost`."""
         if self._lost:
             raise StoreNodeLost(self._lost)
         number = next(self._numbers)
@@ -141,11 +141,11 @@ class _Link(asyncio.Protocol):
     # --- called by the event loop ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open for requests."""
+        """Send requests from now on, as the connection is open."""
         self._transport = transport  # type: ignore[assignment]  # of a stream, so it can write
 
     def data_received(self, data: bytes) -> None:
-        """Take some bytes of answers."""
+        """Take bytes of answers."""
         self._received += data
         try:
             while not self._lost and (reply := _CODEC.next(self._received)) is not None:
@@ -156,15 +156,15 @@ class _Link(asyncio.Protocol):
             self.close(f"{self._agent} does not speak this protocol: {error}")
 
     def pause_writing(self) -> None:
-        """The buffer is full: further requests wait."""
+        """Let further requests wait, as the buffer is full."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """The buffer has room again."""
+        """Send requests again, as the buffer has room."""
         self._room.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Either side has closed the connection, or it broke."""
+        """End open requests, as the connection was closed by either side, or broke."""
         self.close(f"{self._agent} has ended" if error is None else f"the connection to {self._agent} broke: {error}")
 
     def close(self, reason: str) -> None:

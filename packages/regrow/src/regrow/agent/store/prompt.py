@@ -1,4 +1,4 @@
-"""Answers that need no wait and no other agent: most of them, because each rank's own keys live on its own agent.
+"""Answers that need no wait and no other agent. Most are of this kind, as each rank's own keys are on its own agent.
 
 They are given within the call in which a request arrived, without a separate task.
 """
@@ -33,11 +33,11 @@ _DONE = StoreReply()
 
 
 class PromptAnswers:
-    """Requests that one agent can answer by itself.
+    """Answers the requests that one agent can answer by itself.
 
     Args:
-        table: the keys that live here.
-        copies: copies of keys that live elsewhere, and the holders of copies.
+        table: the keys whose home is this agent.
+        copies: copies of keys whose home is another agent, and the holders of copies.
         ownership: the homes of keys.
         changing: keys whose copies are being forgotten.
     """
@@ -47,11 +47,11 @@ class PromptAnswers:
     ) -> None:
         self._table, self._copies, self._ownership, self._changing = table, copies, ownership, changing
         self.rewritten: set[str] = set()
-        """Keys that were changed while copies existed; no further copies of these are given out."""
+        """Keys that were changed while copies existed; no further copies of these keys are given out."""
         self.published = Published(self._to_copy, self._to_announce)
 
     def answer(self, request: StoreRequest, caller: str) -> StoreReply | None:
-        """The answer; None if it needs a wait or another agent."""
+        """The answer to a request; None if it needs a wait or another agent."""
         try:
             return self._answer(request, caller)
         except StoreRefusal as refused:
@@ -100,7 +100,7 @@ class PromptAnswers:
         return None if value is None else self.hand_out(key, value, caller)
 
     def find_here(self, key: str, caller: str, *, queue: bool) -> Found | None:
-        """Find the value of a key that lives here."""
+        """Find the value of a key whose home is this agent."""
         value = self._table.get(key)
         if value is not None:
             # Copies of a key that changes are not worth the work of forgetting them each time. A key that is being
@@ -112,7 +112,7 @@ class PromptAnswers:
         return Found(None, False) if queue and self._table.length(key) else None
 
     def hand_out(self, key: str, value: bytes, caller: str) -> Found:
-        """Give out a cached value. A caller that may keep it is noted at once; it may not if it was dropped here."""
+        """Give out a cached value. The caller may keep it, and is noted as a holder, unless it was dropped here."""
         keep = bool(caller) and self._copies.get(key) is value
         if keep:
             self._copies.note(key, caller)
@@ -139,7 +139,7 @@ class PromptAnswers:
         return self._table.get(key) if self._ownership.is_here(key) else self._copies.get(key)
 
     def rewrite(self, request: Rewrite) -> StoreReply:
-        """Change a value that lives here. Raises `StoreRefusal`."""
+        """Change a value whose home is this agent. Raises `StoreRefusal`."""
         table = self._table
         match request:
             case StoreSet(key=key, value=value):

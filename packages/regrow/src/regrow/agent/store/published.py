@@ -1,7 +1,7 @@
-"""Keys that ranks publish about themselves, such as their addresses: the reader of one soon asks for more.
+"""Keys that ranks publish about themselves, such as their addresses. The reader of one soon asks for others.
 
-So the first answer includes the rest: an agent gets all that this one's ranks have written, and a worker all that is
-known here of the same group. Readers send the number that they have, so that nothing is stored for each of them.
+So the first answer includes other keys: an agent gets all that ranks of this agent have written, and a worker all keys
+of the same group that are known here. Readers send the number that they have, so that nothing is stored for each.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from regrow.core.ids import Generation
 
 _VALUE_BYTES = 4 << 10
 _TOGETHER_BYTES = 32 << 10
-"""Most bytes that go with one answer; the rest goes with the next."""
+"""Most bytes of keys sent along with one answer; the rest is sent with the next."""
 
 
 class Published:
@@ -29,24 +29,24 @@ class Published:
         self._groups: dict[str, list[str]] = {}
 
     def note_written(self, key: str) -> None:
-        """A value was written here."""
+        """Note a published key that was written here."""
         generation = generation_of(key)
         if generation is not None and is_direct(key):
             self._here.setdefault(generation, []).append(key)
             self.note_known(key)
 
     def note_known(self, key: str) -> None:
-        """A value was written here, or a copy of it has arrived."""
+        """Note a published key that was written here, or of which a copy has arrived."""
         if is_direct(key):
             self._groups.setdefault(group_of(key), []).append(key)
 
     def to_agent(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
-        """Keys to send to an agent along with the requested one, and the number that it then has, in writing order."""
+        """Keys to send to an agent along with the requested one, and the number of keys from here that it then has."""
         generation = generation_of(asked)
         return _more([] if generation is None else self._here.get(generation, []), asked, has, self._written)
 
     def to_worker(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
-        """Keys to send to a worker, and the number of this group that it then has, in the order of arrival here."""
+        """Keys to send to a worker along with the requested one, and the number of its group's keys it then has."""
         return _more(self._groups.get(group_of(asked), []), asked, has, self._known)
 
     def drop_before(self, oldest: Generation) -> None:
@@ -58,7 +58,7 @@ class Published:
 
 
 def group_of(key: str) -> str:
-    """Common prefix of the addresses of one group."""
+    """Common prefix of the keys in which the ranks of one group publish their addresses."""
     return key.rpartition("/")[0]
 
 

@@ -33,7 +33,7 @@ def home(key: str, nodes: int, world: int) -> int:
 
 
 def _rank_of(key: str) -> int | None:
-    """The rank of the world that writes the key, if its name shows that."""
+    """The rank of the world that writes the key, if its name shows the rank; else None."""
     match = _PLACED.search(key)
     if match is not None:
         return int(match.group(1))
@@ -51,7 +51,7 @@ def is_direct(key: str) -> bool:
 
 
 def parent(node: int, root: int, nodes: int) -> int:
-    """Node that `node` asks on the way to `root`; for the root itself, the root."""
+    """Node that `node` asks on the way to `root`; for the root, the root itself."""
     unit = 1
     while node != root:
         step = (root // unit % RADIX - node // unit % RADIX) * unit
@@ -62,7 +62,7 @@ def parent(node: int, root: int, nodes: int) -> int:
 
 
 def next_hop(key: str, node: int | None, nodes: int, world: int) -> int:
-    """Node that a node asks for a key; the key's home asks itself.
+    """Node that `node` asks for a key; for the key's home, the home itself.
 
     Args:
         key: the key as the store knows it.

@@ -38,7 +38,7 @@ from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 _HELLO_BYTES = 64 << 10
 _END_S: Seconds = 5.0
 _TOGETHER_BYTES = 64 << 10
-"""Most bytes of answers that are sent together, for requests that arrived together."""
+"""Most bytes of answers that are sent together, if their requests arrived together."""
 _CODEC: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
 _log = logging.getLogger("regrow.agent")
 
@@ -88,13 +88,13 @@ class StoreServer:
             await asyncio.wait(left, timeout=_END_S)
 
     def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
-        """Keep the keys of this generation of `world` ranks on these agents, and those of the previous generation."""
+        """Keep the keys of this generation of `world` ranks on these agents, and those of the generation before."""
         self.node.learn(generation, stores, world)
         self.answers.learn(self.address, stores, world)
         self.node.drop_before(Generation(generation - 1))
 
     def spawned(self, generation: Generation) -> None:
-        """A worker is spawned; later workers can read in which generation the first one was."""
+        """Note the first generation for which a worker is spawned, which later workers can read."""
         if self.node.table.get(FIRST_SPAWNED) is None:
             self.node.table.put(FIRST_SPAWNED, str(generation).encode())
 
@@ -118,20 +118,20 @@ class StoreServer:
 
 
 class _Crowd:
-    """Clients without a greeting so far: beyond `MOST`, the oldest are refused once they have had `TURN_S`."""
+    """Clients that have sent no greeting: if there are more than `MOST`, the oldest are refused after `TURN_S`."""
 
     def __init__(self) -> None:
         self._since: dict[_Conversation, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, client: "_Conversation") -> None:
-        """A client has connected."""
+        """Add a client that has connected."""
         self._since[client] = time.monotonic()
         if len(self._since) > MOST and self._timer is None:
             self._look()
 
     def leave(self, client: "_Conversation") -> None:
-        """A client has greeted or disconnected."""
+        """Remove a client that has greeted or disconnected."""
         self._since.pop(client, None)
 
     def _look(self) -> None:
@@ -147,11 +147,11 @@ class _Crowd:
 
 
 class _Conversation(asyncio.Protocol):
-    """One client: a worker or another agent. Waiting requests do not delay others.
+    """Conversation with one client, a worker or another agent. Waiting requests do not delay others.
 
     Args:
-        at_once: returns the answer to a request that needs no wait, None for others.
-        carry_out: answers the others.
+        at_once: returns the answer to a request that needs no wait, None for any other request.
+        carry_out: answers all other requests.
         token: the job's secret, which the client must know.
         serving: all open conversations.
         crowd: clients that have not greeted yet.
@@ -183,7 +183,7 @@ class _Conversation(asyncio.Protocol):
     # --- called by the event loop ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected and must greet now."""
+        """Begin with a client that has connected, which must greet now."""
         self._transport = transport  # type: ignore[assignment]  # of a stream, so it can write
         self._serving.add(self)
         self._crowd.enter(self)
@@ -192,24 +192,24 @@ class _Conversation(asyncio.Protocol):
             self._refuse("it is of another user")
 
     def data_received(self, data: bytes) -> None:
-        """Take some bytes of requests."""
+        """Take bytes of requests."""
         self._received += data
         self._go_on()
 
     def pause_writing(self) -> None:
-        """The buffer of answers is full: read no more for now."""
+        """Stop reading for now, as the buffer of answers is full."""
         self._full = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The buffer has room again."""
+        """Read again, as the buffer has room."""
         self._full = False
         self._go_on()
         if not self._full:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended, so that answers are no longer needed."""
+        """Drop the answers that are under way, as the connection has ended."""
         self._serving.discard(self)
         self._crowd.leave(self)
         if self._hello_timer is not None:
@@ -222,7 +222,7 @@ class _Conversation(asyncio.Protocol):
     # --- the conversation --------------------------------------------------------------------------------------
 
     def hang_up(self) -> "asyncio.Future[None]":
-        """Close the connection; the future is done when it has ended."""
+        """Close the connection; returns a future that is done when it has ended."""
         self._transport.close()
         return self._over
 
@@ -253,7 +253,7 @@ class _Conversation(asyncio.Protocol):
             self._transport.write(said)
 
     def give_way(self) -> None:
-        """Refuse a client that has not greeted while others wait."""
+        """Refuse this client, which has not greeted while others wait."""
         self._refuse("a client that sent no greeting while others waited")
 
     def _refuse(self, why: str) -> None:

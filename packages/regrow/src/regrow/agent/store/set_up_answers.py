@@ -16,7 +16,7 @@ from regrow.core.process.tasks import shared, supervised
 
 _log = logging.getLogger("regrow.agent")
 _LOOK_S: Seconds = 0.5
-"""Time after which other agents are asked again."""
+"""Interval at which other agents are asked again."""
 _ANSWER_S: Seconds = 5.0
 _COPY_S: Seconds = 60.0
 _TOGETHER_BYTES = 8 << 20
@@ -27,18 +27,18 @@ _EVERYBODY = 4
 
 
 def keepers(rank: int, world: int, nodes: int) -> tuple[int, int]:
-    """Indexes of the nodes that have a rank's answers: its own, as far as that is known, and the node of the copy."""
+    """Indexes of the nodes that have a rank's answers: its own, as far as that is known, and that of the copy."""
     own = min(rank, world - 1) * nodes // world
     return own, copy_place(own, nodes)
 
 
 def copy_place(own: int, nodes: int) -> int:
-    """Index of the node with a node's copies: half of all nodes further, so rarely in the same rack."""
+    """Index of the node that keeps a node's copies: half of all nodes further on, so rarely in the same rack."""
     return (own + max(1, nodes // 2)) % nodes
 
 
 class SetUpAnswers:
-    """The answers on one agent. All methods are called from its loop.
+    """The answers that one agent keeps. All methods are called from its loop.
 
     Args:
         peers: connections to the other agents.
@@ -51,12 +51,12 @@ class SetUpAnswers:
         self._ranks: dict[str, int] = {}
         """Rank of each kept answer."""
         self._brought: set[str] = set()
-        """Answers of workers of this node, or fetched for them."""
+        """Answers that this node's workers received, or that were fetched for them."""
         self._stores: tuple[str, ...] = ()
         self._world = 1
         self._own = ""
         self._source: dict[int, str] = {}
-        """By rank, a store that had its answers before."""
+        """A store that had a rank's answers before, by rank."""
         self._news: asyncio.Future[None] | None = None
         self._uncopied: dict[str, int] = {}
         self._copying: asyncio.Task[None] | None = None
@@ -94,7 +94,7 @@ class SetUpAnswers:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def note(self, noted: AnswersNoted) -> None:
-        """Keep answers, unless they belong to an earlier start."""
+        """Keep answers, unless they belong to an earlier start of all workers."""
         if not self._enter(noted.build):
             return
         self._keep(noted.answers, noted.rank, copied=noted.copied)
@@ -139,7 +139,7 @@ class SetUpAnswers:
                     await self._peers.ask(target, AnswersNoted(build, rank, missing, copied=True), _COPY_S)
             except StoreNodeLost:
                 if target == self._target:
-                    return  # The next generation has another target.
+                    return  # The next generation has another target for copies.
                 continue  # A new generation has begun meanwhile.
             if target == self._target and build == self._build:
                 for name in names:
@@ -148,7 +148,7 @@ class SetUpAnswers:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def at_once(self, asked: AnswersAsked) -> StoreReply | None:
-        """The answer, if it needs no other agent and no wait; else None."""
+        """The answer to a request that needs no other agent and no wait; else None."""
         found = self._find(asked)
         if found:
             return StoreReply(also=found)
@@ -194,7 +194,7 @@ class SetUpAnswers:
         return dict.fromkeys([*([source] if source else []), *(self._stores[place] for place in places)])
 
     async def _first(self, whom: Sequence[str], request: AnswersAsked) -> dict[str, bytes]:
-        """The answer of the first store that has one."""
+        """The answer of the first store that has an answer."""
         if not whom:
             return {}
         asking = {shared(self._peers.ask(store, request, _ANSWER_S)): store for store in whom}

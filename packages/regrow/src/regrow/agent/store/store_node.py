@@ -1,4 +1,4 @@
-"""One agent's part of the job's store: it keeps the keys whose home it is, and serves the others to its node.
+"""One agent's part of the job's store: it keeps the keys whose home it is, and gives its node access to all others.
 
 Writes go straight to a key's home. Reads go through a tree of agents (`routing`), each of which caches the values that
 it passes on. Additions go through the same tree, and those that meet on the way are combined into one. Every key is
@@ -47,7 +47,7 @@ from regrow.core.messages.store import (
 from regrow.core.process.tasks import Tasks, seen, shared
 
 ANSWER_S: Seconds = 30.0
-"""Time for another agent to answer a request that needs no wait."""
+"""Longest wait for another agent's answer to a request that needs no wait there."""
 _FORGET_S: Seconds = 10.0
 _WAIT_LIMIT_S: Seconds = 24 * 3600.0
 _log = logging.getLogger("regrow.agent")
@@ -73,12 +73,12 @@ class StoreNode:
         self._changing: dict[str, asyncio.Future[None]] = {}
         self._prompt = PromptAnswers(self.table, self.copies, self._ownership, self._changing)
         self._received: dict[tuple[Generation | None, str], int] = {}
-        """Number of another agent's published keys that have been received from it."""
+        """Number of another agent's published keys that were received from it, by generation and agent."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
         self._summing = Tasks(lambda key, error: _log.error("the sum of %r failed", key, exc_info=error))
 
     def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
-        """Enter the agents over which the keys of this generation are distributed; the same on all agents."""
+        """Enter the agents over which the keys of this generation are distributed; all agents enter the same."""
         self._ownership.learn(generation, stores, world)
 
     def drop_before(self, oldest: Generation) -> None:
@@ -92,7 +92,7 @@ class StoreNode:
     # --- requests ----------------------------------------------------------------------------------------------
 
     def at_once(self, request: StoreRequest, caller: str = "") -> StoreReply | None:
-        """The answer to a request of a worker of this node, or of the agent `caller`; None: `carry_out` gives it."""
+        """The answer to a request by a worker of this node, or by the agent `caller`; None: `carry_out` answers it."""
         return self._prompt.answer(request, caller)
 
     async def carry_out(self, request: StoreRequest, caller: str = "") -> StoreReply:
@@ -154,7 +154,7 @@ class StoreNode:
                 return await self._write(request)
 
     async def _at_home(self, way: KeyRoute, request: Change, caller: str) -> StoreReply:
-        """The answer of the key's home; a pop may have to wait there."""
+        """The answer of the key's home to a change; a pop may have to wait there."""
         if caller:
             raise StoreRefusal("two agents disagree about where a key lives")
         within = ANSWER_S + (min(request.timeout, _WAIT_LIMIT_S) if isinstance(request, StorePop) else 0.0)
@@ -182,14 +182,14 @@ class StoreNode:
     # --- reading -----------------------------------------------------------------------------------------------
 
     async def _read_all(self, keys: list[str], timeout: Seconds, *, queue: bool) -> list[Found] | None:
-        """Read all keys; None if one does not arrive in time."""
+        """Read all keys; None if one of them does not arrive in time."""
         until = _until(timeout)
         found = await _all([self._read(key, until, "", queue=queue) for key in keys])
         there = [each for each in found if each is not None]
         return there if len(there) == len(keys) else None
 
     async def _read(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
-        """Read a key, waiting until it appears; None if it does not arrive in time."""
+        """Read a key, waiting until it appears; None if it does not appear in time."""
         way = await self._ownership.to(key)
         if way is None:
             return await self._read_here(key, until, caller, queue=queue)
@@ -240,7 +240,7 @@ class StoreNode:
         return Found(reply.value, reply.keep)
 
     async def _ask_up(self, way: KeyRoute, request: StoreMessage, within: Seconds) -> StoreReply:
-        """Ask through the tree, or the home directly if an agent on the way was lost, with only its copies."""
+        """Ask through the tree; ask the home directly if an agent on the way, which had only copies, was lost."""
         try:
             return await self._peers.ask(way.hop, request, within)
         except StoreNodeLost as lost:
@@ -287,7 +287,7 @@ class StoreNode:
             await asyncio.wait({change})
 
     async def _write(self, request: Rewrite) -> StoreReply:
-        """Change a value that lives here once no copy of it is left anywhere."""
+        """Change a value whose home is this agent, once no copy of it is left anywhere."""
         key = request.key
         await self._await_changes(key)
         holders = self.copies.forget(key)
@@ -305,7 +305,7 @@ class StoreNode:
             done.set_result(None)
 
     async def _forget(self, key: str, holders: set[str]) -> None:
-        """Have all holders forget a key. An unreachable holder has ended with its copies, or will learn of it soon."""
+        """Order all holders to forget a key. An unreachable holder has ended with its copies, or soon learns of it."""
         for outcome in await asyncio.gather(
             *(self._peers.ask(holder, StoreForget(key), _FORGET_S) for holder in sorted(holders)),
             return_exceptions=True,
@@ -318,7 +318,7 @@ class StoreNode:
     # --- adding ------------------------------------------------------------------------------------------------
 
     async def _add(self, key: str, amount: int) -> int:
-        """Add to a counter, here or through the tree, combined with additions by others in the meantime."""
+        """Add to a counter, here or through the tree, combined with additions that others make in the meantime."""
         way = await self._ownership.to(key)
         if way is None:
             return (await self._write(StoreAdd(key, amount))).number
@@ -368,7 +368,7 @@ def _refuse(reply: StoreReply) -> None:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order; the first error cancels the others."""
+    """Run all of these coroutines; returns the results in order. The first error cancels the others."""
     if len(works) == 1:
         return [await works[0]]
     tasks = [shared(work) for work in works]

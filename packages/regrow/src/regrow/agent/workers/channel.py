@@ -13,7 +13,7 @@ _UNSENT_LIMIT = 16 << 20
 
 
 class WorkerChannel:
-    """Facts up, orders down.
+    """Channel to a worker: facts up, orders down.
 
     Args:
         sock: this end of the socket pair.
@@ -44,7 +44,7 @@ class WorkerChannel:
         self._reading = True
 
     def drain(self) -> None:
-        """Read all that has arrived; for a dead process that is everything it ever sent."""
+        """Read everything that has arrived; from a dead process that is everything it ever sent."""
         while self._reading:
             try:
                 part = self._sock.recv(_READ_BYTES)
@@ -65,7 +65,7 @@ class WorkerChannel:
                 break
 
     def send(self, order: WorkerOrder) -> None:
-        """Send an order; bytes that the socket does not accept now follow later. Raises `ProtocolError`."""
+        """Send an order; bytes that the socket does not accept now are sent later. Raises `ProtocolError`."""
         self._unsent += self._codec.frame(order)
         if len(self._unsent) > _UNSENT_LIMIT:
             raise ProtocolError(f"{len(self._unsent)} bytes of orders were not read by their worker")

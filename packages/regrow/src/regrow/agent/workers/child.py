@@ -89,7 +89,7 @@ def run_worker(seed: "WorkerSeed") -> None:
 
 
 def _time_stages(link: WorkerLink, *, binary: bool) -> None:
-    """The script begins; in a joining or restarted worker the start of its accelerator is measured too."""
+    """Note that the script begins; in a joining or restarted worker, also time the start of its accelerator."""
     link.stages.reached(START, time.monotonic())
     env = link.env
     if binary or env.producer is not None or not (env.role is Role.JOINER or env.restarts):
@@ -100,7 +100,7 @@ def _time_stages(link: WorkerLink, *, binary: bool) -> None:
 
 
 def _bind(link: WorkerLink) -> None:
-    """Bind this process near its accelerator if the job asks for it; note for people if that has no effect."""
+    """Bind this process near its accelerator if the job asks for that; write a note if it has no effect."""
     env = link.env
     if not env.spec.numa_binding or env.producer is not None:
         return
@@ -113,14 +113,14 @@ def _bind(link: WorkerLink) -> None:
 
 
 def _be_in_nobodys_way(link: WorkerLink) -> None:
-    """Give all others priority, except in work for which a rank waits."""
+    """Give all other processes priority, except during work for which a rank waits."""
     link.prompt = PromptThread()
     give_way(spared=[link.prompt.thread])
     offer_memory()
 
 
 def _await_adoption(seed: "WorkerSeed") -> None:
-    """Wait until the agent is the parent; end if the agent has gone."""
+    """Wait until the agent is the parent of this process; end if the agent has gone."""
     deadline = time.monotonic() + _ADOPTION_S
     while os.getppid() == seed.middle and time.monotonic() < deadline:
         os.sched_yield()
@@ -130,7 +130,7 @@ def _await_adoption(seed: "WorkerSeed") -> None:
 
 
 def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
-    """Replace what comes from the zygote: name, signals, standard streams, environment, random state."""
+    """Replace everything that comes from the zygote: name, signals, standard streams, environment, random state."""
     call_process("regrow-worker")
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # Some real-time signals belong to the C library.
@@ -170,7 +170,7 @@ def _above(descriptor: int) -> int:
 
 
 def _out_of_reach(descriptor: int) -> int:
-    """Move a descriptor beyond the numbers that scripts close when they close all, as daemons do, if possible."""
+    """Move a descriptor, if possible, beyond the numbers that scripts close when they close all, as daemons do."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, _FAR + 2), hard))

@@ -1,4 +1,4 @@
-"""Caches of compiled kernels on a node's own disk, if their default place is on a file system that nodes share.
+"""Caches of compiled kernels on a node's own disk, if their default folder is on a file system that nodes share.
 
 Triton keeps its cache in the home folder, Inductor in the folder for temporary files. Processes of several nodes that
 write into one of these over a network file system read each other's half-written files (triton#11512).
@@ -59,7 +59,7 @@ def is_shared(kind: str) -> bool:
 def local_caches(
     inherited: Mapping[str, str], mounts: str, *, roots: Sequence[str] = _LOCAL_ROOTS
 ) -> tuple[dict[str, str], str]:
-    """Variables that keep the caches on this node's disk, and a note about it for people; both empty if not needed.
+    """Variables that keep the caches on this node's disk, and a note about that for people; both empty if not needed.
 
     Args:
         inherited: the user's environment, whose settings take precedence.

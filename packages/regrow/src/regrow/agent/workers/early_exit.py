@@ -48,7 +48,7 @@ def hold(descriptor: int) -> None:
 
 
 class EarlyExit:
-    """The agent's side of the mutex.
+    """The agent's side of a worker's mutex.
 
     Args:
         descriptor: the worker's board, before it is passed to the worker.
@@ -68,7 +68,7 @@ class EarlyExit:
             self._page.memory[_FLAG_AT] = 2  # Neither the worker nor `listen` uses the mutex then.
 
     def listen(self, on_end: Callable[[], None]) -> None:
-        """If the worker holds the mutex, start a thread that calls `on_end` when it is released. Call repeatedly."""
+        """If the worker holds the mutex, start a thread that calls `on_end` at its release. Call this repeatedly."""
         if self._thread is None and self._page.memory[_FLAG_AT] == 1:
             thread = threading.Thread(target=self._wait, args=(on_end,), name="regrow-early-exit", daemon=True)
             with contextlib.suppress(RuntimeError):  # No thread can be started now; the pidfd shows the end too.

@@ -16,11 +16,11 @@ from regrow.core.messages.data import CacheSettings
 
 _THREADS = "OMP_NUM_THREADS"
 _PATIENCE_S: Seconds = 3600.0
-"""Time for which a worker waits for an order beyond the coordinator's own wait for nodes."""
+"""Time for which a worker waits for an order after the coordinator's own wait for nodes is over."""
 _LAZY_WORLD = 16
-"""Largest world in which gloo connects all ranks at once, which is as fast there; in larger ones on first use."""
+"""Largest world in which gloo connects all ranks at once, as that is as fast; larger worlds connect on first use."""
 _RANKS_PER_ROOT = 32
-"""In NCCL's bootstrap, number of ranks that send their addresses to one root. torch's default is 128."""
+"""Number of ranks that send their addresses to one root in NCCL's bootstrap. torch's default is 128."""
 
 
 class MasterPorts:
@@ -36,7 +36,7 @@ class MasterPorts:
         self._ports: dict[Generation, int] = {}
 
     def of(self, generation: Generation) -> int:
-        """The generation's port, which was free at the first call."""
+        """The port for a generation, which was free at the first call for it."""
         if self._fixed:
             return self._fixed
         if generation not in self._ports:
@@ -54,7 +54,7 @@ def _free_port(host: str) -> int:
 
 
 def master_address(config: AgentConfig) -> str:
-    """Address at which rank 0 listens, on the coordinator's node, which is the job's first."""
+    """Address at which rank 0 listens: on the job's first node, which is the coordinator's."""
     if config.spec.node_limit == 1:
         return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
     return urlsplit(config.coordinator).hostname or config.advertise
@@ -63,7 +63,7 @@ def master_address(config: AgentConfig) -> str:
 def script_variables(
     order: orders.SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that torchrun sets, for one worker, in addition to `inherited`, the user's environment."""
+    """The variables that torchrun sets for one worker, in addition to `inherited`, the user's environment."""
     spec = config.spec
     variables = {
         "RANK": str(order.rank),
@@ -89,7 +89,7 @@ def script_variables(
 
 
 def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Settings by which ranks do not all connect to a single one; the user's settings take precedence."""
+    """Settings that keep ranks from all connecting to a single rank; the user's settings take precedence."""
     if not rootless(inherited):
         return {}
     wanted = {"TORCH_GLOO_LAZY_INIT": "1"} if world > _LAZY_WORLD else {}
@@ -99,7 +99,7 @@ def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
-    """True if workers get one thread each, as under torchrun: several fit on a node and the user set no number."""
+    """True if workers get one thread each, as under torchrun: several fit on a node, and the user set no number."""
     return max(config.spec.nproc, config.slots) > 1 and _THREADS not in inherited
 
 
@@ -110,7 +110,7 @@ def worker_script(script: Script, local_rank: int) -> Script:
 
 
 def path_entry(script: Script) -> str | None:
-    """Entry that `python` would put first into `sys.path` for this script."""
+    """Entry that `python` would put first into `sys.path` for this script; None: it would put none."""
     if script.binary:
         return None
     return os.getcwd() if script.module else str(Path(script.target).resolve().parent)
@@ -144,7 +144,7 @@ class SpawnRequests:
 
 
 def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
-    """The worker's description of its place; the worker itself fills in the descriptors.
+    """The description of its place that a worker receives; the worker itself fills in the descriptors.
 
     Args:
         store: address at which this node's agent serves the keys.

@@ -1,4 +1,4 @@
-"""The kernel's evidence on workers that make no progress: stopped or computing, and the place of their wait."""
+"""The kernel's evidence on workers that make no progress: whether stopped or computing, and where they wait."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _TEXT_BYTES = 256
 class Evidence(NamedTuple):
     """One observation of a worker. `state`: of its main thread, one letter as in `/proc/<pid>/stat`.
 
-    `cpu`: seconds used by its processes so far, including loaders and subprocesses. `blocked`: place of its wait.
+    `cpu`: seconds used by the worker's processes so far, with loaders and subprocesses. `blocked`: place of its wait.
     """
 
     state: str
@@ -29,7 +29,7 @@ class Watched(Protocol):
 
 
 def evidence(workers: Iterable[Watched]) -> dict[WorkerId, Evidence]:
-    """Evidence on those of these workers that have a process. Each leads its own session."""
+    """Evidence on those of these workers that have a process. Each worker leads its own session."""
     pids = {worker.id: worker.pid for worker in workers if worker.pid is not None}
     states: dict[int, str] = {}
     used = dict.fromkeys(pids.values(), 0.0)

@@ -1,4 +1,4 @@
-"""Ends a worker and everything that it started for certain.
+"""Ends a worker, and everything that it started, with certainty.
 
 A worker leads its own session and process group, so that its loaders and subprocesses end with it. Processes that left
 the group are found by the session; processes that left the session too end with the agent.
@@ -18,8 +18,8 @@ from regrow.core.process.ends import ChildEnd
 def signal_group(pid: int, number: int) -> None:
     """Signal the process group that `pid` leads. It is no error if there is no such group.
 
-    SIGKILL spares its resource tracker, which removes the shared memory and semaphores that a killed process leaves,
-    and ends by itself after the last process that it tracks for.
+    SIGKILL spares the worker's resource tracker, which removes shared memory and semaphores that a killed process
+    leaves, and which ends by itself after the last process that it tracks for.
     """
     spared = trackers_of(pid) if number == signal.SIGKILL else []
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -32,7 +32,7 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def trackers_of(leader: int) -> list[int]:
-    """Python's resource trackers in a worker's session: its children, or after its end those of this process."""
+    """Python's resource trackers in a worker's session: children of the worker, or, after its end, of this process."""
     found = []
     with contextlib.suppress(OSError):  # Too many files are open for the search.
         for pid in {*children_of(leader), *own_children()}:
@@ -59,13 +59,13 @@ def _is_tracker(pid: int) -> bool:
 
 def kill_worker(end: ChildEnd) -> None:
     """Send SIGKILL to a worker and its process group; stopped processes die too."""
-    with contextlib.suppress(ProcessLookupError):  # It had ended already.
+    with contextlib.suppress(ProcessLookupError):  # The worker had ended already.
         end.signal(signal.SIGKILL)
     signal_group(end.pid, signal.SIGKILL)
 
 
 def kill_sessions(leaders: Collection[int], *, spared: Collection[int] = ()) -> int:
-    """Send SIGKILL to all processes in the sessions of these (former) workers but `spared`; returns their number."""
+    """Send SIGKILL to all processes in the sessions of these (former) workers except `spared`; returns their number."""
     struck = 0
     for stat in all_processes():
         if stat.session in leaders and stat.state != "Z" and stat.pid not in spared:
@@ -75,7 +75,7 @@ def kill_sessions(leaders: Collection[int], *, spared: Collection[int] = ()) -> 
 
 
 def end_sessions(leaders: Collection[int], *, within: Seconds) -> None:
-    """Repeat `kill_sessions` until none is left or the time is over. For a process that is not their parent."""
+    """Repeat `kill_sessions` until no process is left or the time is over; for a caller that is not their parent."""
     deadline = time.monotonic() + within
     while leaders and kill_sessions(leaders) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -17,7 +17,7 @@ _OWN = OWN_PACKAGES | {"torch"}
 
 
 def installed(before: Collection[str]) -> list[str]:
-    """Installed modules imported since `before`, in order, without the script's own and Python's."""
+    """Installed modules imported since `before`, in order, but not the script's own or Python's."""
     found = []
     for name, module in list(sys.modules.items()):
         if name in before or name.partition(".")[0] in _OWN:
@@ -35,7 +35,7 @@ def changed(before: Mapping[str, str]) -> list[str]:
 
 
 def import_ahead(names: Iterable[str], environment: Iterable[str]) -> tuple[str, str]:
-    """Import these modules; returns a package that is unfit for that and the reason, or empty strings.
+    """Import these modules; returns a package that is unfit for that and the reason, or two empty strings.
 
     A module that reads a rank, or a variable that the script sets first, during its import would differ from the
     script's; a module that cannot be imported here is unfit too.

@@ -44,7 +44,7 @@ class WorkerLink:
         self.advice: Callable[[], str] = lambda: ""
         """Returns advice by which an excused error would not end the script."""
         self.excused: Callable[[], bool] = lambda: False
-        """Returns True if an error of the script may follow from a fault elsewhere."""
+        """Returns True if a fault elsewhere may have caused an error of the script."""
         self.failing: Callable[[BaseException], None] = lambda error: None
         """Ends this process if the script's error shows that its accelerator has failed."""
         self.early = EarlyReads()
@@ -58,7 +58,7 @@ class WorkerLink:
         self.stages = StageClock()
         """Times of this worker's stages up to its loop."""
         self.pid = os.getpid()
-        """The process that may use it; its forks may not."""
+        """Process that may use this link; forks of the process may not."""
         self._gone = self._closed = False
         codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
         self._channel = BlockingChannel(sock, codec)
@@ -90,7 +90,7 @@ class WorkerLink:
         return self._gone
 
     def check(self) -> None:
-        """Raises `AgentGone` if the script has closed the channel, whose descriptor may be another file by now."""
+        """Raise `AgentGone` if the script has closed the channel, whose descriptor may be another file by now."""
         if not self._closed and (number := self._channel.replaced) is not None:
             raise AgentGone(
                 f"the script has closed descriptor {number}, which connects worker {self.env.worker} to its agent",
@@ -98,7 +98,7 @@ class WorkerLink:
             )
 
     def complain(self) -> None:
-        """Write a message to the output if the script has closed the channel, so that the agent only seems gone."""
+        """Write a message to the output if the agent only seems gone because the script has closed the channel."""
         try:
             self.check()
         except AgentGone as closed:
@@ -127,7 +127,7 @@ class WorkerLink:
             ) from error
 
     def orders(self) -> Iterator[WorkerOrder]:
-        """Blocking iterator over orders; ends when the agent has gone. Each call continues after the last one.
+        """Blocking iterator over orders; ends when the agent has gone. Each call continues where the last one stopped.
 
         Only one thread may use it at a time.
         """
@@ -142,7 +142,7 @@ class WorkerLink:
             self._gone = True
 
     def let_go(self) -> None:
-        """Release the channel in a fork, which is not a worker."""
+        """Release the channel in a process that the worker has forked, as that process is no worker."""
         self._gone = self._closed = True
         self._channel.let_go()
         self.board.let_go()
@@ -155,7 +155,7 @@ class WorkerLink:
 
 
 def placed(env: WorkerEnv, **changes: object) -> WorkerEnv:
-    """The same worker with some of its description changed."""
+    """The description of the same worker with some fields changed."""
     return msgspec.structs.replace(env, **changes)
 
 

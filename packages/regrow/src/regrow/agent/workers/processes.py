@@ -23,7 +23,7 @@ _STAT_FLAGS = 9 - 3
 _STAT_USER = 14 - 3
 _STAT_SYSTEM = 15 - 3
 _STAT_EXIT_CODE = 52 - 3
-"""Fields of `/proc/<pid>/stat` as numbered in proc(5), counted from the third."""
+"""Field of `/proc/<pid>/stat` by its number in proc(5), counted from the third field."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,7 +62,7 @@ class ProcessStat(NamedTuple):
 
 
 def die_with_parent(signal_number: int) -> bool:
-    """Let the kernel send this signal to the calling process when its parent ends; 0 cancels this.
+    """Order the kernel to send this signal to the calling process when its parent ends; 0 cancels this.
 
     Only a parent that ends after this call counts: compare `os.getppid()` afterwards. Returns False if the kernel
     refuses; then a parent that is killed may leave this process behind, without any other difference.
@@ -71,12 +71,12 @@ def die_with_parent(signal_number: int) -> bool:
 
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask for an end. They often go to all processes of a job; the agent decides for its children."""
+"""Signals that ask for an end. They often go to all processes of a job; the agent decides about its children."""
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Keep signals from ending a process started in this context before it can call `heed_nobody`."""
+    """Keep signals from ending a process that is started in this context before it can call `heed_nobody`."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:
         yield
@@ -85,7 +85,7 @@ def held_back() -> Iterator[None]:
 
 
 def heed_nobody() -> None:
-    """Ignore signals that ask for an end, also earlier ones, in the calling process, which the agent ends itself."""
+    """Ignore signals that ask for an end, even earlier ones, in the calling process, which the agent ends itself."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
@@ -130,7 +130,7 @@ def exit_code_of(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """True if a process has a handler for a signal that would end it. Python removes its handlers at its end."""
+    """True if a process has a handler for a signal that would end it. Python removes its handlers when it ends."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):
@@ -139,7 +139,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_in_signal(pid: int, number: int) -> bool:
-    """True if a signal is pending for a process, or its main thread is in the handler."""
+    """True if a signal is pending for a process, or its main thread is in the handler of the signal."""
     held = 0
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
@@ -186,7 +186,7 @@ def threads() -> int:
 
 
 def ring(pid: int, descriptor: int, inode: int) -> bool:
-    """Write into a pipe of a process, enough for all its readers; False if the pipe no longer exists."""
+    """Write into a pipe of a process, enough for all of its readers; False if the pipe no longer exists."""
     with contextlib.suppress(OSError):
         pipe = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK)
         try:

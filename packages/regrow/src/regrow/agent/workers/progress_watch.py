@@ -1,4 +1,4 @@
-"""An agent's watch on workers that make no progress. The coordinator judges if one of them hangs."""
+"""An agent's watch on workers that make no progress. The coordinator judges whether any of them hangs."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,22 +14,22 @@ _REPORT_AFTER_S: Seconds = 5.0
 _REPORT_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
 _LOOKS, _LOOKS_WHILE_STILL = 8, 40
-"""Least number of reads of boards within the bound, and of reads and reports while a rank stands still."""
+"""Least number of reads of boards in the time of the bound, and of reads and reports while a rank stands still."""
 _GAP_S: Seconds = 1.0
-"""Delay of a read that shows that the agent itself was paused, and maybe all its workers with it."""
+"""A read this late shows that the agent itself was paused, and maybe all its workers with it."""
 _BUSY = 0.05
-"""Share of a processor from which a worker counts as computing."""
+"""Share of a processor at or above which a worker counts as computing."""
 _CPU_WINDOW_S: Seconds = 10.0
 
 
 class BoardView(NamedTuple):
-    """View of a worker's progress page, and whether it holds a rank, as no rank waits for a standby."""
+    """View of a worker's progress page. `holds_rank`: False for a standby, for which no rank waits."""
 
     reading: BoardReading
     flight: Flight
     holds_rank: bool
     counts: Callable[[], dict[str, int]] = dict
-    """Returns its number of collectives by group; called only if it stands still."""
+    """Returns the worker's number of collectives by group; called only if the worker stands still."""
 
 
 class Watcher:
@@ -57,11 +57,11 @@ class Watcher:
         self._reporting = False
 
     def step_took(self, seconds: Seconds) -> None:
-        """A step was committed."""
+        """Note the duration of a committed step."""
         self._steps.append(seconds)
 
     def look(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> NodeSeen | None:
-        """The report that is due now, if any; forgets workers not among these. To be called after `interval`."""
+        """The report that is due now, if any; forgets workers not in `boards`. To be called after `interval`."""
         self._note(boards, now)
         still = [boards[worker] for worker, (_, since) in self._since.items() if now - since >= self._after]
         urgent = any(board.holds_rank for board in still)
@@ -106,7 +106,7 @@ class Watcher:
         )
 
     def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:
-        """True if its processes used a processor in the last seconds of its standstill."""
+        """True if the worker's processes used a processor in the last seconds of its standstill."""
         used = self._cpu.setdefault(worker, deque())
         used.append((now, cpu))
         window = min(_CPU_WINDOW_S, still / 2)

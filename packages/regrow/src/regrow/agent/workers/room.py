@@ -8,7 +8,7 @@ from pathlib import Path
 from regrow.core.ids import NodeId
 
 _TWICE = 2
-"""Factor on a rank's memory: a second copy needs as much, and the same again stays free for growth of the ranks."""
+"""Factor on a rank's memory: a second copy needs as much, and as much again stays free for growth of the ranks."""
 _GROUPS = Path("/sys/fs/cgroup")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -40,7 +40,7 @@ def _available(proc: Path) -> int:
 
 
 def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """Memory left by each control group of this process and each of their parents, with reclaimable memory."""
+    """Memory left in each control group of this process, and in each of their parents, with reclaimable memory."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -64,7 +64,7 @@ def _left(root: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Memory that the kernel would release at once: pages of files that were not used recently."""
+    """Bytes that the kernel would release at once: pages of files that were not used recently."""
     with contextlib.suppress(OSError):
         for line in (folder / "memory.stat").read_text().splitlines():
             if line.startswith(f"{name} "):

@@ -6,7 +6,7 @@ from regrow.agent.workers.zygote_messages import SpawnRequest
 
 
 class WorkerSeed(NamedTuple):
-    """Start values of a forked worker. `middle`: process between it and the zygote, which is about to end."""
+    """Start values of a forked worker. `middle`: the process between it and the zygote, which is about to end."""
 
     request: SpawnRequest
     descriptors: list[int]

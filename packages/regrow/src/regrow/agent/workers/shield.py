@@ -1,7 +1,7 @@
 """Signals that ask for an end and reach all processes of a job at once: a worker leaves them to its agent.
 
 systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process of a job. A worker that
-dies of it takes the state with it that its agent is about to save. So a worker pauses for a moment. If its agent has
+this ends takes with it the state that its agent is about to save. So a worker pauses for a moment. If its agent has
 received such a signal too, it goes on, and the agent ends it in time; for an agent that is stopped or gets no
 processor, the kernel shows that the signal is pending. If not, the signal was for the worker alone and has its usual
 effect before the script runs another line.
@@ -44,7 +44,7 @@ class Shield:
         self._deciding = False
 
     def raise_(self) -> None:
-        """From now on the default effects wait for the agent."""
+        """Let the default effects of these signals wait for the agent from now on."""
         for number in _NUMBERS:
             _set(number, self._arrived)
         os.register_at_fork(after_in_child=self._drop)
@@ -71,7 +71,7 @@ class Shield:
         return _default(number) if handler == self._arrived else handler
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """Pause until it is known if the agent got the signal too; the script goes on only if the worker must stay."""
+        """Pause until it is known whether the agent got the signal too; if it did not, the signal takes effect."""
         if self._deciding:
             return
         self._deciding, until = True, time.monotonic() + _ALONE_S
@@ -89,7 +89,7 @@ class Shield:
 
 
 def _waits_for(pid: int, number: int) -> bool:
-    """True if a signal is pending for a process, which is stopped or gets no processor."""
+    """True if a signal is pending for a process, because the process is stopped or gets no processor."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             held = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]

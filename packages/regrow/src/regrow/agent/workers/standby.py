@@ -1,4 +1,4 @@
-"""A standby that waits before the script: it imports modules by order, and then gets its rank."""
+"""A standby that waits before the script: it imports modules on order, and then gets its rank."""
 
 import os
 import queue
@@ -68,7 +68,7 @@ def _listen(link: WorkerLink, received: "queue.SimpleQueue[_StandbyOrder]") -> N
 
 
 def _await_end(received: "queue.SimpleQueue[_StandbyOrder]") -> None:
-    """Wait to be ended, as this process has imported a module that only the script should import."""
+    """Wait until this process is ended, as it has imported a module that only the script should import."""
     while not isinstance(received.get(), orders.ReleaseWorker):
         continue
     raise SystemExit(0)

@@ -57,7 +57,7 @@ def _trim(shown: traceback.TracebackException, error: BaseException | None, seen
     if not _is_of_ours(shown, error):
         kept = [frame for frame in shown.stack if not _is_ours(frame.filename)]
         shown.stack = traceback.StackSummary.from_list(kept)
-    # Pairs of a shown part and the exception that it shows.
+    # Pairs of a shown part of the traceback and the exception of which it is a part.
     related = [
         (shown.__cause__, error and error.__cause__),
         (shown.__context__, error and error.__context__),
@@ -69,7 +69,7 @@ def _trim(shown: traceback.TracebackException, error: BaseException | None, seen
 
 
 def _is_of_ours(shown: traceback.TracebackException, error: BaseException | None) -> bool:
-    """True if the innermost frame is regrow's and the error is none that regrow raises for people."""
+    """True if the innermost frame is regrow's and the error is not one that regrow raises for people."""
     return bool(shown.stack) and is_own_file(shown.stack[-1].filename) and not isinstance(error, RegrowError)
 
 

@@ -30,19 +30,19 @@ _LOOK_S: Seconds = 0.02
 _ADOPTION_S: Seconds = 0.0005
 _log = logging.getLogger("regrow.agent")
 RING_S: Seconds = 1.5
-"""Time after an order to halt within which a worker must begin to abort its groups itself."""
+"""Time after an order to halt within which a worker must itself begin to abort its groups."""
 
 _RANKS_KEPT = 64
 
 
 class Worker:
-    """A worker's place, channel, board and process.
+    """One worker: its place, channel, board and process.
 
     Args:
         order: the coordinator's order.
         on_fact: called with every fact that the worker sends.
 
-    Raises `OSError` if the system lacks resources for it.
+    Raises `OSError` if the system lacks resources for the worker.
     """
 
     def __init__(self, order: orders.SpawnWorker, *, on_fact: Callable[["Worker", WorkerFact], None]) -> None:
@@ -51,25 +51,25 @@ class Worker:
         self.local_rank = order.local_rank
         self.generation: Generation = order.generation
         self._ranks: dict[Generation, Rank] = {order.generation: order.rank}
-        """Its rank since each generation that gave it one, the oldest first."""
+        """The worker's rank from each generation on that gave it a rank, the oldest first."""
         self.proves = order.role is Role.PROVER
-        """True if it exists only for a proof, so that nothing waits for its end."""
+        """True if the worker exists only for a proof, so that nothing waits for its end."""
         self.shown = order.role.placed
-        """True if it holds a rank; a standby's is provisional."""
+        """True if the worker holds a rank; the rank of a standby is provisional."""
         self.pid: int | None = None
         self.doomed = False
-        """True once it is fenced: nothing that its process does counts any more."""
+        """True once the worker is fenced: nothing that its process does counts any more."""
         self._signal_due = 0
         """A signal that was requested before there was a process; 0: none was."""
         self.reported_exit = False
-        """True once its end is reported to the coordinator; the kernel may still be releasing its memory."""
+        """True once the worker's end is reported to the coordinator; the kernel may still be releasing its memory."""
         self.staged: list[facts.WorkerStaged] = []
-        """Staged metrics of the newest two steps, the older one first: it may be in the newer one and not have
+        """Staged metrics of the newest two steps, the older one first: the worker may be in the newer one and not have
         reported the commit of the older one."""
         self.shown_batch: BatchShown | None = None
-        """The batch read for its last step; known when it has ended."""
+        """The batch read for the worker's last step; known when the worker has ended."""
         self.left: list[OwnValues] = []
-        """Values that only its rank had; known when it has ended."""
+        """Values that only the worker's rank had; known when the worker has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
         self.announced: Generation | None = None
         """Newest generation in which a commit of this worker was reported at once."""
@@ -87,7 +87,7 @@ class Worker:
         self._channel = WorkerChannel(ours, on_fact=self._receive, on_garbage=self._distrust)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
-        """Call once: the worker's descriptors (channel, board, output, errors), and the agent's ends of its output.
+        """The worker's descriptors (channel, board, output, errors), and the agent's ends of its output. Call it once.
 
         Raises `OSError`, after closing everything.
         """
@@ -104,7 +104,7 @@ class Worker:
         return [self._theirs.detach(), self._board_descriptor, output_theirs, errors_theirs], (output, errors)
 
     def started(self, pid: int, on_exit: Callable[["Worker"], None]) -> None:
-        """The process exists; `on_exit` is called when it has ended."""
+        """Note that the worker's process exists; `on_exit` is called when it has ended."""
         self.pid = pid
         try:
             self._end = ChildEnd(pid)
@@ -121,7 +121,7 @@ class Worker:
             self.send_signal(self._signal_due)
 
     def _await_adoption(self, on_exit: Callable[["Worker"], None]) -> None:
-        # The agent can reap it only after the process that forked it has ended, which it does at once.
+        # The agent can reap the worker only after the process that forked it has ended, which it does at once.
         if self.pid is None or self._end is None:
             return
         loop = asyncio.get_running_loop()
@@ -148,19 +148,19 @@ class Worker:
             loop.call_later(_LOOK_S, self._follow, end, on_exit)
 
     def rank_in(self, generation: Generation) -> Rank:
-        """Its rank in a generation, as it may enter a new one before it has reported everything of the last."""
+        """The worker's rank in a generation; it may enter a new one before it has reported everything of the last."""
         since = max((known for known in self._ranks if known <= generation), default=min(self._ranks))
         return self._ranks[since]
 
     @property
     def step(self) -> StepNo:
-        """The step that its board shows."""
+        """The step that the worker's board shows."""
         reading = self.board.read()
         return StepNo(reading.step) if reading.beats else NO_STATE
 
     @property
     def stopped(self) -> bool:
-        """True if its process is stopped (SIGSTOP)."""
+        """True if the worker's process is stopped (SIGSTOP)."""
         stat = None if self.pid is None else stat_of(self.pid)
         return stat is not None and stat.state in ("T", "t")
 
@@ -195,25 +195,25 @@ class Worker:
             _log.warning(message, self.id, self.rank, RING_S, self.board.read().phase.name.lower(), self.step, why)
 
     def signal(self, number: int) -> None:
-        """Signal its process group, so that it may end by itself."""
+        """Signal the worker's process group, so that it may end by itself."""
         if self.pid is not None:
             signal_group(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to all its processes; once it has started, if it has no process yet."""
+        """Send SIGKILL to all of the worker's processes; if it has no process yet, as soon as it has one."""
         self.doomed = True
         if self._end is not None:
             kill_worker(self._end)
 
     def send_signal(self, number: int) -> None:
-        """Signal only its process, as soon as there is one, for a fault on demand."""
+        """Signal only the worker's own process, as soon as there is one, for a fault on demand."""
         if self._end is not None:
             self._end.signal(number)
         else:
             self._signal_due = number
 
     async def dump_stacks(self) -> None:
-        """Have it write its threads' stacks into its output; returns when that is done, or after a short time.
+        """Order the worker to write its threads' stacks into its output; returns when done, or after a short time.
 
         Does nothing for a stopped worker, which cannot, and for an exiting one, which the signal would end.
         """
@@ -227,7 +227,7 @@ class Worker:
             await asyncio.sleep(_LOOK_S)
 
     def listen(self, on_dying: Callable[["Worker"], None]) -> None:
-        """Have `on_dying` called as soon as its end begins, if that can be detected. To be called now and then."""
+        """Have `on_dying` called as soon as the worker's end begins, if that can be detected. Call this regularly."""
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
@@ -237,7 +237,7 @@ class Worker:
         self._pulse.listen(wake)
 
     def dying(self) -> tuple[int, Instant] | None:
-        """The result that `reap` will have, if its end has begun. Facts of its main thread are handled before."""
+        """The result that `reap` will have, if the worker's end has begun; else None. First handles late facts."""
         if self.pid is None or self._end is None:
             return None
         seen = time.monotonic()
@@ -250,11 +250,11 @@ class Worker:
         return code, seen
 
     def reap(self) -> tuple[int, Instant]:
-        """After its end: its exit code as from `waitpid`, and the time of this call. Handles its last facts first."""
+        """Reap the ended worker: exit code as from `waitpid`, and time of this call. Handles its last facts first."""
         if self.pid is None or self._end is None:
             return 0, time.monotonic()
         seen = time.monotonic()
-        signal_group(self.pid, signal.SIGKILL)  # Before its process id, which names the group, is free again.
+        signal_group(self.pid, signal.SIGKILL)  # Before the worker's process id, which names the group, is free again.
         self._channel.drain()
         _, status = os.waitpid(self.pid, 0)
         self.shown_batch, self.left = self.board.read_batch(), self.board.read_own()
@@ -262,7 +262,7 @@ class Worker:
         return os.waitstatus_to_exitcode(status), seen
 
     def close(self) -> None:
-        """Close its pidfd, channel and board, after it has ended or was never forked, or when it is given up."""
+        """Close the worker's pidfd, channel and board, when it has ended, was never forked, or is given up."""
         if self._end is not None:
             if self._end.descriptor is not None:
                 asyncio.get_running_loop().remove_reader(self._end.descriptor)

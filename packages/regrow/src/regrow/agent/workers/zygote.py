@@ -60,7 +60,7 @@ class _Control:
         self._sock.set_inheritable(False)
 
     def receive(self) -> tuple[ZygoteOrder | None, list[int]]:
-        """The next order and its descriptors; no order when the agent has gone."""
+        """Receive the next order and its descriptors; no order when the agent has gone."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._sock, PACKET_BYTES, DESCRIPTORS)
         except ConnectionError:
@@ -84,7 +84,7 @@ class _Control:
 
 
 def main() -> None:
-    """Import, then fork on request. Returns in the zygote at its end, and in a worker after its script."""
+    """Import modules, then fork on request. Returns in the zygote at its end, and in a worker after its script."""
     open_standard_streams()
     die_with_parent(signal.SIGKILL)  # During imports only; later the zygote outlives its agent to clean up.
     call_process("regrow-zygote")
@@ -202,7 +202,7 @@ def _unforked(worker: WorkerId, error: OSError) -> str:
 
 
 def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
-    """The intermediate process: forks the worker, reports its id and ends. Returns only in the worker."""
+    """Run the intermediate process: it forks the worker, reports its id and ends. Returns only in the worker."""
     middle = os.getpid()
     worker = seed.request.env.worker
     try:

@@ -36,9 +36,9 @@ _STARTS = 3
 _WINDOW_S: Seconds = 60.0
 _END_S: Seconds = 2.0
 AGAIN_S: Seconds = 1.0
-"""Pause before another try of something for which the system lacked resources."""
+"""Pause before another try when the system lacked resources."""
 TRIES = 10
-"""Tries to start a worker before it is reported as failed."""
+"""Number of tries to start a worker before it is reported as failed."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -46,10 +46,10 @@ class ZygoteListener(Protocol):
     """Listener to the outcome of spawn requests."""
 
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
-        """The process exists; it is a child of this one, or becomes one within a moment."""
+        """Take the report that the worker's process exists: a child of this one, or about to become one."""
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
-        """There will be no process."""
+        """Take the report that the worker will have no process."""
 
 
 @dataclass(eq=False)
@@ -57,12 +57,12 @@ class _Pending:
     request: SpawnRequest
     descriptors: list[int]
     asked: bool = False
-    """True if a zygote has received the request and not refused it."""
+    """True if a zygote has received the request and has not refused it."""
     refusals: int = 0
 
 
 class ZygoteClient:
-    """Workers from a zygote that may die at any time.
+    """Requests workers from a zygote that may die at any time.
 
     Args:
         listener: receives the outcome of every request, once.
@@ -100,7 +100,7 @@ class ZygoteClient:
 
     @property
     def busy(self) -> bool:
-        """True if a forked worker may not have been reported yet."""
+        """True if there may be a forked worker that was not reported yet."""
         return bool(self._pending)
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class ZygoteClient:
         try:
             self._process, self._control = self._launch()
         except OSError as error:
-            self._starts.pop()  # It did not die; the missing resource may soon be available again.
+            self._starts.pop()  # The zygote did not die; the missing resource may soon be available again.
             _log.warning("the zygote could not be started, which is tried again: %s", error.strerror or error)
             asyncio.get_running_loop().call_later(AGAIN_S, self.start)
             return
@@ -148,12 +148,12 @@ class ZygoteClient:
             self._request(pending)
 
     def forget(self, pid: int) -> None:
-        """A worker and its session are gone."""
+        """Inform the zygote that a worker and its session are gone."""
         if self._ready:
             self._send(ForgetWorker(pid))
 
     async def close(self) -> None:
-        """End the zygote: by order, and by SIGKILL if that takes too long."""
+        """End the zygote: by an order, and by SIGKILL if that takes too long."""
         self._ending = True
         for worker in list(self._pending):
             self._drop(worker)
@@ -188,7 +188,7 @@ class ZygoteClient:
         try:
             socket.send_fds(self._control, [self._encoder.encode(order)], descriptors or [])
         except (BrokenPipeError, ConnectionError):
-            return  # `_readable` notices its end and handles pending requests.
+            return  # `_readable` notices the zygote's end and handles pending requests.
         except BlockingIOError:
             _log.warning("the zygote does not take orders any more; starting another")
             if self._process is not None:
@@ -201,7 +201,7 @@ class ZygoteClient:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # It left orders unread; the kernel reports that before its last messages.
+                continue  # It has left orders unread; the kernel reports that before its last messages.
             if not packet:
                 self._ended()
                 return
@@ -238,7 +238,7 @@ class ZygoteClient:
         asyncio.get_running_loop().call_later(AGAIN_S, self._request_again, pending)
 
     def _ended(self) -> None:
-        """All processes that had the other end of the control socket have closed it: no worker is being forked."""
+        """Handle the zygote's end: all processes have closed the control socket, so no worker is being forked."""
         self._hang_up()
         process = self._process
         self._process = None

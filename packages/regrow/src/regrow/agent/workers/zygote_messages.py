@@ -20,7 +20,7 @@ class ZygoteSetup(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker; the packet carries channel, board, standard output and standard error, in this order.
+    """Order to fork a worker; the packet carries channel, board, standard output and standard error, in this order.
 
     `variables` are added to the environment in which the zygote was started. `at`: time on the monotonic clock.
     """
@@ -32,17 +32,17 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetWorker(msgspec.Struct, frozen=True, tag=True):
-    """This worker and its session are gone: its process id may soon belong to another process."""
+    """Notice that a worker and its session are gone: its process id may soon belong to another process."""
 
     pid: int
 
 
 class EndZygote(msgspec.Struct, frozen=True, tag=True):
-    """End the zygote, as no more workers are needed."""
+    """Order to end the zygote, as no more workers are needed."""
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """Imports are done. More than one thread makes a fork unsafe.
+    """Report that imports are done. More than one thread makes a fork unsafe.
 
     `missing`: reason why `regrow.train` could not be imported. `started`: modules of `preload` and their threads.
     """
@@ -54,7 +54,7 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
-    """Imports failed; the zygote ends."""
+    """Report that imports failed; the zygote ends."""
 
     kind: str
     message: str
@@ -62,14 +62,14 @@ class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Spawned(msgspec.Struct, frozen=True, tag=True):
-    """The worker's process exists and is about to be the agent's child."""
+    """Report that the worker's process exists and is about to be the agent's child."""
 
     worker: WorkerId
     pid: int
 
 
 class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
-    """The kernel refused to fork the worker."""
+    """Report that the kernel refused to fork the worker."""
 
     worker: WorkerId
     reason: str

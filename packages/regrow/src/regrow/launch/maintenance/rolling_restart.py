@@ -1,6 +1,6 @@
 """Restarts all nodes of a job one after the other while it trains, for new drivers, kernels or images.
 
-The ranks of a node move to a spare node, the operator's command restarts the node, and it is the spare for the next.
+The ranks of a node move to a spare node, the operator's command restarts the node, and then it is the next spare.
 A file lists the finished nodes, so that an interrupted rolling restart continues where it stopped.
 """
 
@@ -26,13 +26,13 @@ from regrow.membership.view import JobView, NodeView
 PROGRESS_FILE = "rolling-restart.json"
 _LOOK_S: Seconds = 0.5
 _TOO_LATE = 124
-"""Exit code for a command that took too long, as that of `timeout`."""
+"""Exit code for a command that took too long; the command `timeout` uses the same."""
 _SETTLE_S: Seconds = 2.0
 """A returned node must be present for this long before it counts as back."""
 
 
 class RestartProgress(msgspec.Struct, frozen=True):
-    """Contents of the progress file: the finished nodes, of those that were named; if none were named, of all."""
+    """Contents of the progress file. `done`: nodes that are finished. `wanted`: nodes that were named; empty: all."""
 
     done: list[NodeId] = []
     wanted: list[NodeId] = []
@@ -46,7 +46,7 @@ class AskedJob(Protocol):
         ...
 
     def move(self, request: MoveRequest) -> AnswerScale:
-        """Ask for a move."""
+        """Ask for ranks to be moved."""
         ...
 
 
@@ -73,7 +73,7 @@ class RollingRestart:
         self._job, self._file, self._restart, self._say, self._patience = job, file, restart, say, patience
 
     def run(self, wanted: Sequence[NodeId] = (), *, again: bool = False) -> int:
-        """Restart all nodes, those without ranks first; returns the exit code.
+        """Restart all nodes, nodes without ranks first; returns the exit code.
 
         Args:
             wanted: only these, in this order.
@@ -111,7 +111,7 @@ class RollingRestart:
         return list(wanted) or sorted(there, key=lambda node: node in busy)
 
     def _one(self, node: NodeId, title: str) -> str:
-        """Restart one node; returns the reason if that failed, else an empty string."""
+        """Restart one node; returns the reason if the restart failed, else an empty string."""
         began = time.monotonic()
         view = self._empty(node)
         if isinstance(view, str):
@@ -125,7 +125,7 @@ class RollingRestart:
         return ""
 
     def _empty(self, node: NodeId) -> NodeView | str:
-        """Move the ranks of a node away; returns the node, or the reason if they are still there or it has left."""
+        """Move the ranks of a node away; returns the node, or the reason if ranks remain or the node has left."""
         until, refusal = time.monotonic() + self._patience, ""
         while time.monotonic() < until:
             view = self._status()
@@ -198,7 +198,7 @@ class RollingRestart:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Within this, no other rolling restart of the job runs here. Raises `UsageError` where one does."""
+    """Let no other rolling restart of the job run here within this context. Raises `UsageError` if one runs."""
     with contextlib.ExitStack() as held:
         held.callback(os.close, descriptor := os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
         try:

@@ -1,4 +1,4 @@
-"""Hosts the coordinator, node 0's or an elected one, with everything that is opened along with it."""
+"""Host of the coordinator, node 0's or an elected one, and of everything that is opened along with it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ class CoordinatorHost:
 
     @property
     def crash(self) -> str:
-        """Stack traces of regrow's own defects, for the record."""
+        """Stack traces of regrow's own defects, for the records."""
         return self.machine.crash + self.coordinator.crash + self.succession_api.crash
 
     async def stop_nodes(self, end: EndJob) -> Sequence[NodeId]:

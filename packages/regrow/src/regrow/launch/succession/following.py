@@ -1,4 +1,4 @@
-"""A launcher without the coordinator: it follows the present one, votes if that is lost, and may be elected."""
+"""A launcher without the coordinator: it follows the present one, votes after its loss, and may be elected."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ _LONGEST_PAUSE_S: Seconds = 0.5
 _ELECTION_S: Seconds = 30.0
 """Time without an election after which the job's coordinator is lost for good."""
 _UNASKED_S: Seconds = 5.0
-"""A launcher that knows too few voters waits this long for a vote request from one that knows more."""
+"""Time for which a launcher that knows too few voters waits for a vote request from one that knows more."""
 
 
 class FollowingLauncher:
@@ -80,7 +80,7 @@ class FollowingLauncher:
         self._lost_at: Instant = 0.0
         self._over = False
         self._looking = False
-        """True while this launcher looks for another coordinator, which may be being elected."""
+        """True while this launcher looks for another coordinator, whose election may be under way."""
         self._witness: WitnessFolder | None = None
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -123,7 +123,7 @@ class FollowingLauncher:
         return tls.url(address_of(host, self.port))
 
     def follow(self, leader: Leader) -> None:
-        """Start to follow this coordinator as the present one."""
+        """Start to follow this leader as the present coordinator."""
         self.leader = leader
         self._election.follow(self._lease, self._clock.now())
         self._task = supervised(self._run(), "following the coordinator", self._cannot_follow)
@@ -159,7 +159,7 @@ class FollowingLauncher:
             self._end()
 
     def _cannot_follow(self, _: str, error: BaseException) -> None:
-        """Report any error that ended the following."""
+        """Report the error that ended the following."""
         self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
 
     async def _attend(self, leader: Leader) -> bool:
@@ -213,7 +213,7 @@ class FollowingLauncher:
     # --- electing ----------------------------------------------------------------------------------------------
 
     async def _find_next(self, lost: Leader) -> Leader | None:
-        """The next coordinator: an elected launcher, this one or another, or the lost one if its link returns first.
+        """Find the next coordinator: an elected launcher, this one or another, or the lost one if its link is back.
 
         None: no election succeeds in time.
         """
@@ -234,7 +234,7 @@ class FollowingLauncher:
                 return self._election.received(answer.term, answer.handover, answer.lease, now) or answer.ended
 
     async def _elect(self, lost: Leader, returns: asyncio.Task[bool]) -> Leader | None:
-        """As `_find_next`; `returns`: True once the lost coordinator answers again."""
+        """Hold elections as `_find_next` describes. `returns`: True once the lost coordinator answers again."""
         election, since = self._election, self._clock.now()
         while self._clock.now() < since + self._patience and not self._over:
             if (found := await self._ask_around(lost.term)) is not None:
@@ -255,7 +255,7 @@ class FollowingLauncher:
 
     @property
     def _patience(self) -> Seconds:
-        """Time within which another coordinator may still be elected."""
+        """Longest time from now in which another coordinator may still be elected."""
         return _ELECTION_S if self._election.possible or self._election.candidates else _UNASKED_S
 
     def _others(self) -> list[Voter]:
@@ -264,7 +264,7 @@ class FollowingLauncher:
         return [] if handover is None else [voter for voter in handover.voters if voter.name != me]
 
     async def _collect(self, asked: VoteAsked) -> int:
-        """Number of votes for this launcher, its own included."""
+        """Number of votes for this launcher, with its own vote."""
         return 1 + sum(await asyncio.gather(*(self._ask_vote(voter, asked) for voter in self._others())))
 
     async def _ask_vote(self, voter: Voter, asked: VoteAsked) -> bool:
@@ -306,7 +306,7 @@ class FollowingLauncher:
         return web.Response(body=msgspec.msgpack.encode(VoteAnswered(granted, self._election.term)))
 
     async def _serve_leader(self, request: web.Request) -> web.Response:
-        """Serve the present coordinator. `?after=TERM&when=later`: wait for a later term; `lost`: TERM's is lost."""
+        """Serve the present coordinator. `?after=TERM&when=later`: wait for a later one; `lost`: TERM's is lost."""
         if self.leader is None:
             return refusal(503, "no coordinator is known yet", "")
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
@@ -318,7 +318,7 @@ class FollowingLauncher:
         return refusal(410, "the job has no coordinator any more", "") if leader is None else reply(leader)
 
     async def _serve_needed(self, request: web.Request) -> web.Response:
-        """`?after=TERM`: an agent reports that it needs the coordinator of this term and gets no answer."""
+        """Take an agent's report that it needs the coordinator of the term in `?after=TERM` and gets no answer."""
         self._election.miss(int(request.query.get("after", "0")))
         return web.json_response({})
 
@@ -359,7 +359,7 @@ class FollowingLauncher:
 
 
 class Elected(msgspec.Struct, frozen=True):
-    """The election that makes this launcher the host of the coordinator.
+    """Result of an election that makes this launcher the host of the coordinator.
 
     `ahead`: this machine's clock minus the former coordinator's, in seconds.
     `lost_at`: time on this clock when the former coordinator was last known to run.

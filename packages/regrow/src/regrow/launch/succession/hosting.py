@@ -37,12 +37,12 @@ _HOLD_AGAIN_S: Seconds = 0.2
 
 
 class NextHost:
-    """Hosts the coordinator once this launcher is elected; otherwise it does nothing.
+    """Hosts the coordinator after this launcher was elected; does nothing before that.
 
     Args:
-        plan: this node's.
-        spec: the job's.
-        job_dir: for records.
+        plan: this node's plan.
+        spec: the job's specification.
+        job_dir: folder for the records.
         advertise: host under which the other nodes reach this one.
         console: prints events.
     """
@@ -56,7 +56,7 @@ class NextHost:
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self, elected: Elected) -> str:
-        """Start the coordinator; returns its URL."""
+        """Start the coordinator after this election; returns its URL."""
         plan, spec, stack, now = self._plan, self._spec, self._stack, MonotonicClock().now()
         memory, nodes = read(elected.handover.memory, elected.ahead)
         memory.loss = CoordinatorLoss(elected.handover.writer, elected.lost_at)
@@ -88,7 +88,7 @@ class NextHost:
         return tls.url(address)
 
     async def _give_way(self, host: CoordinatorHost) -> None:
-        """Stop hosting once another is elected: launchers and agents notice, as nothing listens here any more."""
+        """Stop hosting once another coordinator is elected; others notice that nothing listens here any more."""
         if isinstance(end := await host.coordinator.wait_ended(), Deposed):
             self._console.say(f"{self._plan.node}: {end.diagnosis}")
             host.succession_api.give_way()
@@ -109,13 +109,13 @@ class NextHost:
             await self._host.stop_nodes(end)
 
     async def close(self, end: EndJob) -> None:
-        """Close the coordinator after the job's end; or, if only this node leaves, let the others elect another."""
+        """Close the coordinator after the job's end; or, if only this node leaves, let the others elect another one."""
         host = self._host
         if host is None:
             return
         if not host.coordinator.over:
-            host.leased.retire()  # the others notice the end of this process
-            # Its end closes connections; a process that then checks for the coordinator must get no answer.
+            host.leased.retire()  # The others notice the end of this process.
+            # The end of this process closes connections; a process that then checks for the coordinator gets no answer.
             await host.coordinator.let_nobody_in()
             return
         if self._entry is not None:
@@ -129,7 +129,7 @@ class NextHost:
             self._console.say(f"please report this:\n{crash}")
 
     async def _hold_checkpoints(self) -> None:
-        """Wait for the former coordinator to release the lock; if it does not, it is cut off and writes nothing."""
+        """Wait for the former coordinator to release its lock; one that does not is cut off and writes nothing."""
         until = time.monotonic() + VOTE_LEASE
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Nodes that are given back: refusals, the world without them, and the end of their agents."""
+"""Nodes that are to be given back: refusals, the world without them, and the end of their agents."""
 
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts, orders
@@ -12,11 +12,11 @@ from regrow.membership.roster import NodeRecord
 from regrow.membership.states import Closing, Mending, Releasing
 
 _STAND_S: Seconds = 5.0
-"""Part of the grace kept to move ranks or to stop, in addition to the build time of replacements."""
+"""Part of the grace period that is kept for moving ranks or stopping, beside the build time of replacements."""
 
 
 class Draining:
-    """Decides about the nodes that are given back.
+    """Decides about the nodes that are to be given back.
 
     Args:
         job: the job of the nodes.
@@ -32,19 +32,19 @@ class Draining:
         self._reported: set[str] = set()
         """Drains that were reported as impossible."""
         self.look_at: Instant | None = None
-        """Time until which ranks wait for slots of workers that are about to end; None: none waits."""
+        """Latest time until which ranks wait for the slots of workers that are about to end; None: no rank waits."""
 
     @property
     def leaving(self) -> list[NodeRecord]:
-        """The nodes that are given back and still have ranks."""
+        """The nodes that are to be given back and still have ranks."""
         return [node for node in self._nodes if node.placed]
 
     def reconsider(self) -> None:
-        """There is more room, so that impossible drains may have become possible."""
+        """Forget that drains were reported as impossible, because there is more room now."""
         self._reported.clear()
 
     def requested(self, event: facts.DrainRequested, now: Instant) -> None:
-        """A drain is requested; it is answered at once."""
+        """Accept or refuse a requested drain, and answer at once."""
         refusal = self._refusal(event)
         if not refusal:
             self.begin(event, now)
@@ -100,10 +100,10 @@ class Draining:
                 self._orders.add(orders.StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
 
     def plan(self, now: Instant, *, free: int, most: int) -> ResizePlan | None:
-        """Plan the world without the nodes that are given back; None: no change.
+        """Plan the world without the nodes that are to be given back; None: no change.
 
-        The first that is possible: fewer replicas; a move of as many ranks as other nodes have room for and as other
-        ranks have the state of; further training until workers that have left free their slots; a timely stop.
+        Chooses the first that is possible: fewer replicas; a move of as many ranks as other nodes have room for, and
+        other ranks have the state of; further training until ended workers have freed their slots; a stop in time.
 
         Args:
             free: number of ranks that other nodes have room for.
@@ -124,7 +124,7 @@ class Draining:
         size = limits.next_above(job.replicas)
         alone = staying == 0 and not fixed
         if alone and size is not None and size <= most and free // self._spec.unit >= size - job.replicas:
-            # Grow first, so that other ranks have the state before these leave.
+            # Grow first, so that other ranks have the state before the ranks of these nodes leave.
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
         until = by - (self._roster.first_build or 0.0) - _STAND_S
         if now < until and job.replacements.allowed and self._slots_come():

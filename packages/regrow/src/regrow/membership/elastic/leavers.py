@@ -1,7 +1,7 @@
-"""Workers that were released while the job goes on, and may take their time: nothing waits for them. Pure.
+"""Workers that were released while the job goes on. Nothing waits for them, so they may take their time. Pure.
 
-They have lower priority than training workers, so that their last work can take long on busy cores. A leaver is ended
-after the deadline in idleness, or after using as much processor time; otherwise it may go on.
+Leavers have lower priority than training workers, so their last work can take long on busy cores. A leaver is ended
+once it has been idle for the deadline, or has used that much processor time; otherwise it may go on.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _TOUCH_S: Seconds = 0.05
 
 
 class Leavers:
-    """Limits on the stay of leavers.
+    """Limits on how long workers may stay after they were released.
 
     Args:
         roster: the job's workers.
@@ -25,13 +25,13 @@ class Leavers:
     def __init__(self, roster: Roster, deadline: Seconds) -> None:
         self._roster, self._deadline = roster, deadline
         self._first: dict[WorkerId, Seconds] = {}
-        """Processor time of each at its first observation."""
+        """Processor time of each leaver at its first observation."""
         self._last: dict[WorkerId, tuple[Seconds, Instant]] = {}
-        """Processor time of each so far, and the time at which it was last busy."""
+        """Processor time of each leaver so far, and the time at which it was last busy."""
         self._not_before: Instant = 0.0
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
-        """Take an agent's observation of its workers."""
+        """Note the processor times of leavers from an agent's observations."""
         if self.oldest is None:
             self._first.clear()
             self._last.clear()
@@ -51,7 +51,7 @@ class Leavers:
             self._not_before = 0.0
 
     def late(self, now: Instant) -> Iterator[WorkerRecord]:
-        """The leavers that have to end now."""
+        """The leavers that have exceeded their limit and must be ended now."""
         at = self.next_deadline()
         if at is None or now < at:
             return
@@ -67,13 +67,13 @@ class Leavers:
         return max(worker.since, busy_at) + self._deadline
 
     def next_deadline(self) -> Instant | None:
-        """Latest time for a call of `late`."""
+        """Latest time at which `late` must be called; None: there are no leavers."""
         oldest = self.oldest
         return None if oldest is None else max(oldest.since + self._deadline, self._not_before)
 
     @property
     def oldest(self) -> WorkerRecord | None:
-        """The worker that has been leaving for longest; None: there is none."""
+        """The worker that has been leaving for longest; None: no worker is."""
         found = None
         for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, placed=False)):
             if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):

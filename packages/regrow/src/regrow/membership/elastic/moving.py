@@ -1,7 +1,7 @@
 """Requested moves of ranks to other nodes: refusals, and the change that follows. Pure.
 
-Replacements are built on the other node while all train; at an agreed step they take the ranks. A fault meanwhile is
-repaired first, and the move goes on with the ranks that are still on the node. One move is under way at a time.
+Replacements are built on the other node while all ranks train; at an agreed step they take the ranks. A fault is
+repaired first, and the move then goes on with the ranks that are still on the node. One move is under way at a time.
 """
 
 from collections.abc import Sequence
@@ -44,19 +44,19 @@ class Moving:
         self._job, self._regroup = job, regroup
         self._roster = job.roster
         self.move: RankMove | None = None
-        """The one that was accepted and has not happened yet."""
+        """The accepted move that is not carried out yet; None: there is none."""
         self.unfit: dict[NodeId, str] = {}
-        """Nodes that came into quarantine, with the reason, until their ranks move."""
+        """Nodes that came into quarantine, with the reasons, until their ranks have moved."""
         self._await_proof = False
 
     def let_go(self, now: Instant) -> None:
-        """The last step is run: a move that has not happened by then comes to nothing, which is noted."""
+        """Give up the move, with a note, if the job has run its last step."""
         if self.move is not None and isinstance(self._job.state, Closing | Releasing):
             self._job.orders.note(say.given_up(self.move.source, "the job has run its last step"), now)
             self.move = None
 
     def requested(self, event: facts.MoveRequested, now: Instant) -> None:
-        """A move is requested; it is answered at once. A named target is tried although newcomers failed there."""
+        """Answer a request for a move at once. A named target node is tried even if newcomers have failed there."""
         if event.to in self._roster.nodes:
             self._roster.nodes[event.to].failed_candidates = 0
         answer = self._answer(event)
@@ -96,7 +96,7 @@ class Moving:
         return AnswerScale(not refusal, refusal or say.accepted(ranks, source))
 
     def _ranks(self, source: NodeId, rank: Rank | None) -> list[Rank]:
-        """The ranks of a node that are to move."""
+        """The ranks of a node that are to move: all of them, or only `rank`."""
         there = sorted(each.rank for each in self._roster.nodes[source].placed.values() if each.rank is not None)
         return there if rank is None else [each for each in there if each == rank]
 
@@ -122,7 +122,7 @@ class Moving:
         return free if to is None else [node for node in free if node == to]
 
     def _follow(self, now: Instant) -> None:
-        """Let the rest of a replica follow a rank that moved, as the network within a node may be faster."""
+        """Move the rest of a replica after a rank that has moved, as the network within a node may be faster."""
         if self._job.apart is None or self.move is not None:
             return
         (rank, source), self._job.apart = self._job.apart, None
@@ -137,7 +137,7 @@ class Moving:
             self.move = RankMove(source, None, to, f"they follow rank {rank} of their replica", self._roster.world)
 
     def take_proof(self) -> bool:
-        """True, once, if moves off nodes in quarantine waited for a proof of a newcomer, and there is one now."""
+        """Return True, only once, if the proof of a newcomer has arrived for which moves off unfit nodes waited."""
         proven = self._await_proof and bool(self._job.replacements.proven)
         self._await_proof = self._await_proof and not proven
         return proven
@@ -145,8 +145,8 @@ class Moving:
     def _leave_unfit(self, now: Instant) -> None:
         """Move ranks off a node in quarantine to a free one, once a newcomer was proven to compute the same as a rank.
 
-        If the health check was wrong, only the pause of the move is lost. Ranks with values of their own are not
-        moved, because large ones do not travel.
+        If the health check was wrong, the move costs only its pause. Ranks with values of their own are not
+        moved, because large values are not sent along.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
         if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
@@ -199,7 +199,7 @@ def _room(node: NodeRecord) -> int:
 
 
 def _closed(node: NodeRecord) -> str:
-    """Reason why no rank may move to a node, for people; empty if ranks may."""
+    """Reason, for people, why no rank may move to a node; empty if ranks may."""
     if node.leave_by is not None or node.quarantined:
         return "is in quarantine" if node.leave_by is None else "is being given back"
     failed = f"had newcomers that failed one after the other; --to {node.node} tries it again"

@@ -1,4 +1,4 @@
-"""Growth and shrinking of the world: the requests, the change under way, and the candidates that build meanwhile.
+"""Growth and shrinking of the world: requests, the change under way, and candidates that build while others train.
 
 A larger world begins with candidates: workers that build for their future ranks while the others train. When all of
 them are ready for their first step, the world is switched (`resize_boundary.py`). A smaller world is switched to at
@@ -28,7 +28,7 @@ from regrow.membership.roster import BUILDING, NodeRecord, RankSlot, Stage, Work
 from regrow.membership.states import Closing, Releasing
 
 _WARM = (Stage.READY, Stage.IDLE)
-"""Standbys that can be candidates, the best first."""
+"""Stages of standbys that can be candidates, the best first."""
 
 
 class Resizing:
@@ -51,20 +51,20 @@ class Resizing:
         self._look = True
         """True if something has changed since the last planning."""
         self._seen = Generation(0)
-        """Generation of the last planning."""
+        """Generation for which the last planning was done."""
         self._pausing = False
         """True if a change waits for the least time between two changes."""
         self._drains, self.moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
-        """Slots of new nodes that are too few for a replica; later nodes may bring the rest."""
+        """Slots of new nodes that were too few for a whole replica; later nodes may bring the rest."""
         self._no_larger: tuple[int, str] | None = None
-        """Largest possible number of replicas by a candidate's script, and the reason."""
+        """Largest possible number of replicas by a candidate's script, and the reason; None: no limit is known."""
 
     # --- requests ----------------------------------------------------------------------------------------------
 
     def asked(self, event: facts.ScaleRequested | facts.DrainRequested | facts.MoveRequested, now: Instant) -> None:
-        """A change is requested; it is answered at once."""
+        """Answer a request to scale, drain or move at once."""
         match event:
             case facts.ScaleRequested():
                 self._size_asked(event, now)
@@ -94,12 +94,12 @@ class Resizing:
         self._orders.add_answer(AnswerScale(True, say.scale_accepted(job.replicas, size)))
 
     def drain_requested(self, event: facts.DrainRequested, now: Instant) -> None:
-        """A drain of a node is requested; it is answered at once."""
+        """Answer a request to drain a node at once."""
         self._drains.requested(event, now)
         self._look = True
 
     def draining(self, event: facts.NodeDraining, now: Instant) -> None:
-        """A node announces that it will be taken away."""
+        """Begin to drain a node whose end was announced."""
         self._drains.begin(event, now)
         self._look = True
 
@@ -109,7 +109,7 @@ class Resizing:
         self.moves.let_go(now)
 
     def node_came(self, node: NodeRecord, event: facts.NodeJoined, now: Instant, *, new: bool) -> None:
-        """A node has come: the world may grow onto it, by as many replicas as it has room for."""
+        """Let the world grow onto a new or returned node, by as many replicas as it has room for."""
         self._drains.reconsider()
         self._look = True
         if self._job.world == 0:
@@ -126,7 +126,7 @@ class Resizing:
             self._size.wanted, self._size.wanted_by = wanted, f"{node.node} has come"
 
     def _replicas_more(self, node: NodeRecord) -> int:
-        """Number of replicas for which a new node brings room, together with earlier nodes that brought too little."""
+        """Number of replicas that a new node adds room for, together with earlier nodes that had too little room."""
         here = {each.node for each in self._roster.usable_nodes()}
         came = {name: slots for name, slots in self._came.items() if name in here} | {node.node: node.slots}
         more, left = divmod(sum(came.values()), self._spec.unit)
@@ -134,17 +134,17 @@ class Resizing:
         return more
 
     def changed(self) -> None:
-        """The room for ranks may have changed."""
+        """Plan again at the next `advance`, because the room for ranks may have changed."""
         self._look = True
 
     def unfit(self, node: NodeId, reason: str) -> None:
-        """A node is in quarantine: its ranks move elsewhere if there is room."""
+        """Move the ranks of a node in quarantine to other nodes, if they have room."""
         self.moves.unfit[node], self._look = reason, True
 
     # --- candidates --------------------------------------------------------------------------------------------
 
     def candidate_ready(self, worker: WorkerRecord, now: Instant) -> None:
-        """A candidate is ready for its first step."""
+        """Check a candidate that is ready for its first step; fence it if its model or part of the state differs."""
         self._look = True
         rank = worker.candidate_for
         if rank is not None and not self._regroup.is_replica(worker, rank):
@@ -157,7 +157,7 @@ class Resizing:
             self._orders.fence(worker, "built another model", now)
 
     def _candidate_fixed(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
-        """By the candidate's script a larger world could not run or not change again: give up growing."""
+        """Give up growing: by this candidate's script, a larger world could not run or could not change again."""
         job = self._job
         size = max(self._size.wanted, rank // self._spec.unit + 1)
         self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
@@ -169,11 +169,11 @@ class Resizing:
             self._orders.fence(worker, "its script does not fit a larger world", now)
 
     def candidate_lost(self, worker: WorkerRecord, why: str, now: Instant) -> None:
-        """A candidate has ended before it got its rank."""
+        """Count a failure, because a candidate has ended before it got its rank."""
         self._count_failure(worker, f"candidate {worker.worker} {why}", now)
 
     def late(self, now: Instant) -> None:
-        """Time has passed: fence candidates that are not built and leavers that have not left in time."""
+        """Fence candidates that are not built in time and leavers that have not left in time."""
         for worker in list(self._roster.candidates.values()):
             if worker.stage in BUILDING and now >= worker.since + self._spec.build_deadline:
                 self._count_failure(worker, f"candidate {worker.worker} was not ready in time", now)
@@ -187,11 +187,11 @@ class Resizing:
             self._look, self._drains.look_at = True, None
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
-        """Take an agent's observation of its workers."""
+        """Note an agent's observations of workers that are leaving."""
         self._leavers.seen(event, now)
 
     def next_deadline(self) -> Instant | None:
-        """Latest time for a call of `late`."""
+        """Latest time at which `late` must be called; None: nothing is awaited."""
         building = (each for each in self._roster.candidates.values() if each.stage in BUILDING)
         times = [each.since + self._spec.build_deadline for each in building]
         leavers = self._leavers.next_deadline()
@@ -206,7 +206,7 @@ class Resizing:
     # --- progress ----------------------------------------------------------------------------------------------
 
     def advance(self, now: Instant) -> None:
-        """The job trains without a fault: begin the wanted change, continue it, or drop it."""
+        """Begin, continue or drop the wanted change. Called while the job trains without a fault."""
         generation = self._job.generation
         looks = self._look or self._seen != generation or self.moves.take_proof()
         if not looks or self._roster.count(Stage.FINISHED):
@@ -261,7 +261,7 @@ class Resizing:
         return ""
 
     def _weigh(self, size: int, stay: Seconds, now: Instant) -> str:
-        """Reason why growing to a size does not pay; empty: it does. Gain and cost are recorded."""
+        """Reason why growing to `size` does not pay; empty: it does. Writes gain and cost to the records."""
         before = self._job.replicas
         if before == 0:
             return ""
@@ -284,12 +284,12 @@ class Resizing:
         if size is None or size == job.replicas or self._regroup.fixed():
             return None
         if size > job.replicas and not job.replacements.allowed:
-            return None  # The next restart of all workers adds them.
+            return None  # The next restart of all workers adds the ranks.
         if now < self._may_change_at:
             self._pausing = True
             return None
         if job.replicas < size < self._size.wanted and self._leavers.oldest is not None:
-            return None  # The leavers' slots are about to be free, and one change is better than two.
+            return None  # The leavers' slots will be free soon, and one change is better than two.
         kind = "grow" if size > job.replicas else "shrink"
         return ResizePlan(kind, size, scaling.added_ranks(job.replicas, size, self._spec.unit), self._size.wanted_by)
 
@@ -302,9 +302,9 @@ class Resizing:
         return sum(len(slots) for slots in scaling.free_slots(self._roster, ATTEMPTS).values()) + building
 
     def _keep_only(self, need: Sequence[Rank], homes: Sequence[NodeId], now: Instant) -> None:
-        """Reassign candidates for other ranks to the needed ones if they fit; else make them standbys or fence them.
+        """Reassign superfluous candidates to the needed ranks that they fit; make the others standbys, or fence them.
 
-        Candidates on draining nodes, or outside of `homes` if that is not empty, are dropped in the same way.
+        Candidates on draining nodes, or outside of `homes` if that is not empty, are superfluous too.
         """
         roster, take = self._roster, self._standbys.can_take
 

@@ -1,9 +1,9 @@
 """Switch to a world of another size: all ranks stop before one agreed step and go on in the new world.
 
-No rank is halted in the middle of a step, so staying ranks pause only to form the new generation and run its first
-step. If the agreed step was too early, or a rank does not stop, all are halted at once: that step runs again, and
-nothing is lost. A change without a deadline first waits for a while, because a script may evaluate between two steps
-for much longer than a step takes.
+No rank is halted in the middle of a step, so the ranks that stay pause only to form the new generation and run its
+first step. If the agreed step was too early, or a rank does not stop, all are halted at once: that step runs again,
+and nothing is lost. A change without a deadline waits for a while before it halts them, because a script may evaluate
+between two steps for much longer than a step takes.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _LEAVE_S: Seconds = 1.0
 _STOP_S: Seconds = 0.5
 """Time that an immediate halt needs before a worker can leave."""
 MOST_TRIES = 3
-"""Most agreements on a step before all are halted at once."""
+"""Number of steps that may be agreed on, one after the other, before all ranks are halted at once."""
 
 
 class ResizeWay(StrEnum):
@@ -40,7 +40,7 @@ class ResizeWay(StrEnum):
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """A change of the world. `kind`: `grow`, `shrink`, `preempt` or `move`; `size`: replicas after it.
+    """A change of the world. `kind`: `grow`, `shrink`, `preempt` or `move`; `size`: number of replicas after it.
 
     `newcomers`: the ranks that candidates will have; `homes`: nodes on which these may run, empty: any.
     """
@@ -51,17 +51,17 @@ class ResizePlan:
     reason: str
     way: ResizeWay = ResizeWay.RESIZE
     by: Instant | None = None
-    """Time by which it must be done; None: no deadline."""
+    """Time by which the change must be done; None: no deadline."""
     homes: tuple[NodeId, ...] = ()
 
     @property
     def rung(self) -> str:
-        """The rung of the ladder under which it is recorded."""
+        """The rung of the ladder under which this change is recorded."""
         return "node" if self.way is not ResizeWay.RESIZE else "grow" if self.kind == "grow" else "shrink"
 
 
 class ResizeBoundary:
-    """Carries out one change.
+    """Carries out one change of the world.
 
     Args:
         job: the job of the world.
@@ -72,7 +72,7 @@ class ResizeBoundary:
 
     def __init__(self, job: Job, ladder: Ladder, regroup: Regroup, pace: Pace) -> None:
         self.changed_at: Instant = float("-inf")
-        """Time of the last optional change of the world, which was neither a drain nor a move."""
+        """Time of the last change of the world that was optional, that is, neither a drain nor a move."""
         self._job, self._ladder, self._regroup = job, ladder, regroup
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pace = pace
@@ -89,7 +89,7 @@ class ResizeBoundary:
         self._order(self._pace.ahead(now), 1, now)
 
     def hurry(self, by: Instant, now: Instant) -> None:
-        """A node has to be given back by this time, so a change under way can no longer wait."""
+        """Bring a change under way forward, because a node has to be given back by this time."""
         state, self._by = self._job.state, min(self._by, by)
         if isinstance(state, Switching) and state.at is not None:
             deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
@@ -100,7 +100,7 @@ class ResizeBoundary:
         return isinstance(self._job.state, Switching) and worker.stage is Stage.MEMBER
 
     def halted(self, event: facts.WorkerHalted, now: Instant) -> None:
-        """A worker has halted as planned."""
+        """Take a worker's report that it has halted as planned; halt all at once if it halted before another step."""
         state, plan = self._job.state, self._plan
         if not isinstance(state, Switching) or plan is None:
             return
@@ -109,7 +109,7 @@ class ResizeBoundary:
             self._at_once("not all could stop before one step", now)
 
     def missed(self, event: facts.HaltMissed, now: Instant) -> None:
-        """A worker had already begun the agreed step when its order arrived."""
+        """Agree on a later step, or halt all at once, because a worker began the step before its order arrived."""
         job, state = self._job, self._job.state
         job.step = max(job.step, event.step)
         if not isinstance(state, Switching) or state.at is None or event.at != state.at:
@@ -120,7 +120,7 @@ class ResizeBoundary:
             self._at_once(f"step {event.step} had begun when its halt arrived", now)
 
     def late(self, now: Instant, overdue: Callable[[Instant], list[WorkerRecord]]) -> None:
-        """The deadline may have passed: halt workers that do not stop as planned; fence those that hang (`overdue`)."""
+        """After the deadline, halt workers that do not stop as planned, and fence those that hang (`overdue`)."""
         state = self._job.state
         if not isinstance(state, Switching) or now < state.deadline:
             return
@@ -139,12 +139,12 @@ class ResizeBoundary:
             self._at_once("not all have stopped in time", now)
 
     def advance(self, now: Instant) -> None:
-        """Go to the next state if the facts so far allow it."""
+        """Carry out the change once all ranks have stopped; drop it if the training has ended before that step."""
         roster, job, plan, state = self._roster, self._job, self._plan, self._job.state
         if not isinstance(state, Switching) or plan is None:
             return
         if roster.all_at(Stage.FINISHED):
-            job.goto(Training())  # The training ended before that step.
+            job.goto(Training())  # The training ended before the agreed step.
         elif roster.count(Stage.FINISHED) and roster.count(Stage.HALTED):
             self._at_once("the training ends", now)
         if not roster.all_at(Stage.HALTED) or not isinstance(job.state, Switching):
@@ -195,14 +195,14 @@ class ResizeBoundary:
         self._ladder.halt(reason, now)
 
     def _possible(self, plan: ResizePlan) -> bool:
-        """True if the candidates are still ready and exactly the planned ones."""
+        """True if the candidates for the planned ranks are still ready, and there are no others."""
         candidates = self._roster.candidates
         return set(candidates) == set(plan.newcomers) and all(
             each.stage is Stage.READY and self._roster.nodes[each.node].usable for each in candidates.values()
         )
 
     def _carry_out(self, plan: ResizePlan, now: Instant) -> bool:
-        """Carry out the change; True if the world has changed."""
+        """Carry out the change of the world; False if it is not possible now."""
         job, roster = self._job, self._roster
         newcomers = [worker for _, worker in sorted(roster.candidates.items())]
         match plan.way:

@@ -17,7 +17,7 @@ def accepted(ranks: Sequence[Rank], source: NodeId) -> str:
 
 
 def under_way(source: NodeId) -> str:
-    """Answer to a move that was requested before."""
+    """Answer to a request for a move that is already under way."""
     return f"the ranks of {source} are on their way already"
 
 
@@ -32,7 +32,7 @@ def has_no_ranks(node: NodeId) -> str:
 
 
 def there_already(ranks: Sequence[Rank], to: NodeId) -> str:
-    """Refusal because the named node is where the ranks are."""
+    """Refusal because the ranks are on the named node already."""
     return f"{_ranks(ranks)} cannot move to {to}: {'it is' if len(ranks) == 1 else 'they are'} there already"
 
 
@@ -55,7 +55,7 @@ def held_nowhere_else(ranks: Sequence[Rank]) -> str:
 
 
 def follows(rank: Rank, ranks: Sequence[Rank], source: NodeId, to: NodeId) -> str:
-    """Reason of a move by which ranks follow one of their replica."""
+    """Message that the rest of a replica follows the rank of it that has moved."""
     return f"{_ranks(ranks)} of {source} follow{'s' * (len(ranks) == 1)} rank {rank} of their replica to {to}"
 
 
@@ -65,10 +65,10 @@ def leave_unfit(ranks: Sequence[Rank], source: NodeId, why: str) -> str:
 
 
 def stays_apart(rank: Rank, to: NodeId, source: NodeId, why: str) -> str:
-    """A rank has moved away from its replica, which cannot follow."""
+    """Message that a rank has moved away from its replica, which cannot follow."""
     return f"rank {rank} went to {to}, and speaks over the network with those of its replica on {source}: {why}"
 
 
 def given_up(source: NodeId, why: str) -> str:
-    """A move is given up, and training goes on unchanged."""
+    """Message that a move is given up and training goes on unchanged."""
     return f"the ranks of {source} are not moved: {why}"

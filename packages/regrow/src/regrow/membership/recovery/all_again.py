@@ -1,4 +1,4 @@
-"""The rung `all`: survivors leave their state in their agents' memory, and all workers are started again with it.
+"""The rung `all`: survivors leave their state in their agents' memory, and all workers start again with that state.
 
 It is for jobs in which newcomers do not equal the ranks that they would replace, or cannot be built. All workers start
 as the first ones did, with real collectives in their set-up, as under any other launcher.
@@ -45,7 +45,7 @@ class StartFromMemory:
         """Time until which survivors are asked for their state."""
 
     def begin(self, cause: str, now: Instant, *, to_disk: bool) -> None:
-        """All survivors are halted, and there is room for all ranks. `to_disk`: save the state to disk too."""
+        """Ask the halted survivors for their state, to restart all workers with it. `to_disk`: save it to disk too."""
         self._cause, self._to_disk = cause, to_disk
         if self._doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self._doubts.open.step), now)
@@ -61,7 +61,7 @@ class StartFromMemory:
         self.advance(now)
 
     def apply(self, fact: StateKept, now: Instant) -> None:
-        """An agent reports that it keeps a worker's state, or why it cannot."""
+        """Note an agent's report that it keeps a worker's state, or its reason why it cannot."""
         worker = self._roster.workers.get(fact.worker)
         if worker is not None and fact.step == self._of[1] and fact.worker in self._asked:
             if fact.error:
@@ -72,7 +72,7 @@ class StartFromMemory:
                 self._kept[fact.worker] = worker.node
 
     def advance(self, now: Instant) -> None:
-        """Ask the workers that have the state; go on once it is kept or no worker is left to ask."""
+        """Ask the workers that have the state; restart all workers once it is kept or no worker is left to ask."""
         state = self._job.state
         if not isinstance(state, Retaining):
             return
@@ -105,7 +105,7 @@ class StartFromMemory:
         self._ladder.restart(self._cause, now)
 
     def _everywhere(self, step: StepNo) -> recovery_point.Copies:
-        """The nodes' copies, including those that survivors have just left there."""
+        """The copies of state on all nodes, including those that survivors have just left there."""
         from_workers: dict[NodeId, list[recovery_point.KeptCopy]] = {
             node: list(copies) for node, copies in self._copies.held.items()
         }
@@ -120,7 +120,7 @@ class StartFromMemory:
         return [worker for worker in self._roster.placed(Stage.HALTED) if worker.state_at == step]
 
     def _newest(self) -> StepNo:
-        """Newest step of which survivors, together with the nodes' copies, have the whole state."""
+        """Newest step for which survivors and the nodes' copies together have the whole state."""
         everything = {worker.holding for worker in self._roster.placed()}
         for step in sorted({worker.state_at for worker in self._roster.placed(Stage.HALTED)}, reverse=True):
             held = {copy.holding for copies in self._copies.held.values() for copy in copies if copy.step == step}
@@ -129,7 +129,7 @@ class StartFromMemory:
         return NO_STATE
 
     def _to_ask(self, step: StepNo) -> Iterator[WorkerRecord]:
-        """One worker per node and holding; every worker if equal holdings do not prove equal state."""
+        """One worker for each node and holding; every worker if equal holdings do not prove equal state."""
         each = self._job.replacements.alone or bool(self._job.belief.doubt)
         seen: set[tuple[NodeId, str]] = set()
         for worker in sorted(self._survivors(step), key=lambda one: one.rank or 0):

@@ -1,4 +1,4 @@
-"""Reaction to replicas that differ: report and record it, and hydrate a newcomer again.
+"""Reaction to replicas that differ: the difference is reported and recorded, and a newcomer is hydrated again.
 
 If they differ before any worker was replaced, the script is the reason, and no newcomer is to blame.
 """
@@ -42,7 +42,7 @@ class Auditor:
         """True if ranks were seen to differ before any worker was replaced."""
 
     def started(self, now: Instant) -> None:
-        """All ranks have built their initial state: compare it."""
+        """Compare the initial state that the ranks have built."""
         looks: defaultdict[str, dict[Rank, dict[str, int]]] = defaultdict(dict)
         for worker in self._job.roster.placed():
             if worker.rank is not None and worker.parts:
@@ -58,7 +58,7 @@ class Auditor:
                 self._latent(text, now)
 
     def sampled(self, worker: WorkerRecord, fact: StateSampled, now: Instant) -> None:
-        """A worker has sent digests of its state before a step."""
+        """Compare a worker's digests of its state before a step with those of others, and react to a difference."""
         if worker.rank is None:
             return
         replicas = sum(each.holding == worker.holding for each in self._job.roster.placed())
@@ -96,13 +96,13 @@ class Auditor:
             self._job.orders.add(KeepOwn(worker.worker, sorted(own)[:_MOST_OWN]))
 
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
-        """A worker has joined a new membership: record which of its rank's own values are another rank's now."""
+        """Record which values that belong to its own rank a worker now has from another rank, after it has joined."""
         if fact.unlike is not None and worker.rank is not None:
             own = {*fact.unlike, *self._job.replacements.own.get(worker.holding, ())} - {*fact.kept}
             self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))
 
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
-        """Newcomers of this generation whose state differs from that of all others, once for each rank."""
+        """Newcomers of this generation whose state differs from that of all other ranks; each rank only once."""
         # Differences in Python state alone may be intended.
         if not found.whole or not found.in_tensors or self._ranks_own:
             return []
@@ -138,7 +138,7 @@ def _variable(place: str) -> str:
 
 
 def _each_has_a_part(found: Divergence) -> str:
-    """The optimizer shards its state: no rank has another's part."""
+    """Message that the optimizer shards its state, so that no rank has another's part."""
     return (
         f"each rank has a part of {', '.join(found.parts)}, though all have the same parameters: an optimizer keeps "
         "its state in parts, and a rank that is replaced would get another's. Say so: session.protect(model), and "

@@ -1,4 +1,4 @@
-"""Replicas that differ: the ranks whose state was wrong, their nodes, and the state to go back to."""
+"""Replicas that differ: finds the ranks whose state was wrong, their nodes, and the state to go back to."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ class Corruption:
         self._undecided: StepNo | None = None
 
     def apply(self, fact: ReplicaFact, now: Instant) -> None:
-        """Take a report. All ranks send the same, so only the first counts."""
+        """Take a worker's report. All ranks send the same report, so only the first one counts."""
         match fact:
             case ReplicasDiffer() if fact.generation != self._received:
                 self._received = fact.generation

@@ -9,7 +9,7 @@ from regrow.membership import recovery_point
 
 @dataclass(frozen=True)
 class Doubt:
-    """The states at `step` cannot be trusted. `wrong`: ranks that are known to be wrong; others may be wrong too."""
+    """Doubt about the states at `step`. `wrong`: ranks that are known to be wrong; others may be wrong too."""
 
     step: StepNo
     wrong: frozenset[Rank]
@@ -17,12 +17,12 @@ class Doubt:
 
 @dataclass
 class Doubts:
-    """Present doubt about the survivors' newest state."""
+    """The present doubt about the survivors' newest state, if any."""
 
     open: Doubt | None = None
 
     def start(self, survivors: Sequence[recovery_point.SurvivorState]) -> recovery_point.Start | None:
-        """Start point while there is a doubt; None if no trusted state is left."""
+        """State to continue from while there is a doubt; None if no trusted state is left, or there is no doubt."""
         if self.open is None:
             return None
         agreed = recovery_point.go_back(survivors, self.open.step)

@@ -1,4 +1,4 @@
-"""Life of generations: workers are started, a membership is ordered and formed, and the last one ends."""
+"""Life of generations: starting workers, ordering and forming a membership, and ending the last generation."""
 
 import msgspec
 
@@ -124,7 +124,7 @@ class Generations:
         self._say_exposed(now)
 
     def _say_exposed(self, now: Instant) -> None:
-        """Note once if all holders of one part of the state would fail together."""
+        """Write a note, once for each case, if all holders of one part of the state would fail together."""
         held = {each.rank: each.holding for each in self._roster.placed() if each.rank is not None}
         together = scaling.failing_together(self._roster)
         ranks = scaling.exposed_ranks(held, scaling.nodes_of_ranks(self._roster), together)
@@ -159,7 +159,7 @@ class Generations:
         )
 
     def formed(self, now: Instant) -> None:
-        """Every worker has joined the ordered membership; some may already be past its first step."""
+        """Begin to train, as every worker has joined the membership; some may be past its first step already."""
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
         self._ladder.formed()
         self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
@@ -180,7 +180,7 @@ class Generations:
             self._orders.write(*self._job.incidents.found_intact(set(), self._job.generation, now))
 
     def end_steps(self, now: Instant) -> None:
-        """Every rank has run its last step: let all leave the loop; later faults are repaired if the script allows."""
+        """Let all ranks leave the loop after their last step; later faults are repaired if the script allows that."""
         if not all(worker.goes_on for worker in self._roster.placed()):
             self.release(now)
             return
@@ -192,7 +192,7 @@ class Generations:
             self._orders.fence(candidate, "the job has run its last step", now)
 
     def release_from_loop(self, now: Instant) -> None:
-        """Send, or repeat, the permission to leave the loop, as no later order would replace a lost one."""
+        """Send, or repeat, the permission to leave the loop, as no later order would replace one that was lost."""
         waiting = self._roster.newest(Stage.FINISHED)
         if waiting is not None and now >= waiting.since + self._spec.build_deadline:
             self.release(now)  # Ranks that have finished no longer wait for the others.
@@ -201,7 +201,7 @@ class Generations:
         self._orders.release_from_loop()
 
     def release(self, now: Instant) -> None:
-        """Every rank has run its last step, and its state is no longer needed."""
+        """Release all ranks, which have run their last step; the next training begins, or the job ends."""
         if (ended := self._job.trainings.ended()) is not None:
             self._job.goto(self._job.trainings.turn(ended, now))
             return

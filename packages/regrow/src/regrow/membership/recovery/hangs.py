@@ -25,13 +25,13 @@ from regrow.core.messages.observations import DEVICE, WorkerObservation
 from regrow.core.phase import IN_BODY, Phase
 
 STEPS = 10.0
-"""The bound in steps."""
+"""The bound, as a multiple of the longest recent step."""
 READING, COMPUTING, BETWEEN = 4.0, 10.0, 20.0
 """Longest standstill in bounds: reading a batch, computing, between two steps."""
 ASKED_S: Seconds = 60.0
-"""Standstill after which a worker has queried its device and published the answer, if it can."""
+"""Time of standing still within which a worker queries its device and publishes the answer, if it can."""
 MOST_PATIENCE = 8.0
-"""Largest factor on the bound after ranks were replaced in vain."""
+"""Largest factor on the bound, reached after ranks were replaced in vain."""
 _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
 
 
@@ -44,7 +44,7 @@ class Bounds:
 
     @classmethod
     def of(cls, ordered: Seconds | None, floor: Seconds, longest: Seconds, patience: float = 1.0) -> "Bounds":
-        """From the user's setting; else from the longest step, times `patience` if ranks were replaced in vain."""
+        """Bounds by the user's setting; else by the longest step, times `patience` if ranks were replaced in vain."""
         if ordered is not None:
             return cls(ordered, ordered=True)
         return cls(max(floor, STEPS * longest) * patience)
@@ -75,12 +75,12 @@ class RankObservation:
     worker: WorkerId
     seen: WorkerObservation | None
     finished: bool = False
-    """It has run its last step and waits for the others."""
+    """True if the rank has run its last step and waits for the others."""
 
 
 @dataclass(frozen=True)
 class HangVerdict:
-    """`hung`: to be replaced. `holding_up`: the ranks for which the others wait, if known. `why`: explanation.
+    """Judgement. `hung`: ranks to replace. `holding_up`: the ranks for which the others wait, if known. `why`: a text.
 
     `left_at`: the step in which all others wait, if a rank may have left its loop before it.
     """
@@ -90,11 +90,11 @@ class HangVerdict:
     why: str = ""
     left_at: StepNo | None = None
     anew: bool = False
-    """All wait, some of them for their devices, for longer than allowed."""
+    """True if all ranks wait, some of them for their devices, for longer than allowed."""
 
 
 def judge(looks: Sequence[RankObservation], bounds: Bounds) -> HangVerdict:
-    """Judge which of all workers that hold a rank hang."""
+    """Judge which of the workers that hold a rank hang, from the observations of all of them."""
     present = [look for look in looks if not look.finished]
     stopped = [look for look in present if look.seen is not None and look.seen.stopped]
     if stopped:
@@ -130,7 +130,7 @@ def judge(looks: Sequence[RankObservation], bounds: Bounds) -> HangVerdict:
 def _others_wait(looks: Sequence[RankObservation], holding_up: Sequence[RankObservation], bounds: Bounds) -> bool:
     """True if all others have stood still for the bound too.
 
-    If all are slow together, the last one is not to blame as soon as the first one begins to wait for it.
+    If all are slow together, the last rank is not to blame as soon as the first one begins to wait for it.
     """
     others = [look for look in looks if look not in holding_up]
     return all(look.seen is not None and look.seen.seconds >= bounds.base for look in others)
@@ -144,7 +144,7 @@ def overdue(seen: WorkerObservation | None, waited: Seconds, bounds: Bounds) -> 
 
 
 def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
-    """True if it waits for its device, by its progress page: a worker that stands still for long queries its device.
+    """True if the worker's progress page shows a wait for its device; workers that stand still for long query it.
 
     A wait in the driver looks like work of the processor, which may take any time. Only a bound set by the user may
     expire before that query; then such a worker counts as waiting for its device.
@@ -156,7 +156,7 @@ def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
 
 
 def _silent(seen: WorkerObservation | None) -> bool:
-    """True if it computes nothing and its Python thread has not queried the device, as some thread holds the GIL."""
+    """True if a worker computes nothing, and has not queried its device because some thread holds the GIL."""
     if seen is None or seen.busy or seen.phase not in IN_BODY:
         return False
     return seen.waits is None and seen.seconds >= ASKED_S
@@ -167,7 +167,7 @@ def _waits_for_sure(seen: WorkerObservation | None) -> bool:
 
 
 def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
-    """Ranks that have called fewer collectives than others in each of their uneven groups; none if all ranks have.
+    """Ranks that have called fewer collectives than others in each of their uneven groups; none if all ranks did.
 
     Args:
         counts: by rank, its number of calls in each group.
@@ -192,7 +192,7 @@ def _overdue(look: RankObservation, bounds: Bounds) -> bool:
 
 
 def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
-    """True if it waits for others in a collective or, if that cannot be seen, is further than the slowest."""
+    """True if a worker waits for others in a collective or, if that cannot be seen, is further than the slowest."""
     if seen is None:
         return False
     if seen.phase is Phase.WAITING:
@@ -201,7 +201,7 @@ def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
 
 
 def _all_wait(present: Sequence[RankObservation], bounds: Bounds) -> HangVerdict:
-    """Every rank waits in a collective. One whose collective differs from that of all others called it alone."""
+    """Judge ranks that all wait in collectives. A rank whose collective no other rank has called is to blame."""
     names = [look.seen.awaits for look in present if look.seen is not None]
     odd = tuple(look for look in present if look.seen is not None and names.count(look.seen.awaits) == 1)
     if len(present) > 2 and len(odd) == 1 and len(set(names)) == 2:
@@ -212,7 +212,7 @@ def _all_wait(present: Sequence[RankObservation], bounds: Bounds) -> HangVerdict
 
 
 def _given_up(present: Sequence[RankObservation], bounds: Bounds) -> tuple[RankObservation, ...]:
-    """All ranks, once none has made progress for longer than the longest bound; else none."""
+    """All ranks, once none has made progress for longer than the longest bound; none before that."""
     done = all(look.seen is not None and look.seen.seconds >= bounds.most and not look.seen.busy for look in present)
     return tuple(present) if done else ()
 

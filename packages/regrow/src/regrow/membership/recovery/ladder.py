@@ -31,7 +31,7 @@ _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 
 
 
 class Ladder:
-    """Choice of the rung for each fault, and the budgets of faults.
+    """Choice of the rung for each fault; keeps the budget of faults.
 
     Args:
         job: the job whose workers the faults strike.
@@ -51,15 +51,15 @@ class Ladder:
         """Number of failures by a killed loader process since a generation was last formed."""
 
     def formed(self) -> None:
-        """A generation has formed."""
+        """Forget failed attempts, because a generation has formed."""
         self.losses.formed()
         self.newcomers.stood()
         self._from_memory = self._loaders = 0
 
     def mend(self, kind: str, workers: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
-        """A fault: open or continue the incident and give up the generation; `fill` and `form` follow.
+        """Handle a fault: open or continue the incident and give up the generation; `fill` and `form` follow.
 
-        Without workers it is a symptom; a fault that later explains it is not counted again.
+        Without workers, only a symptom is known; a fault that later explains it is not counted again.
         """
         ranks = [worker.rank for worker in workers if worker.rank is not None]
         self.losses.fault(kind, ranks)
@@ -81,13 +81,13 @@ class Ladder:
             self._copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
 
     def lost(self, skip: Set[int] = frozenset()) -> list[Rank]:
-        """The lost ranks, without those of the replicas `skip`."""
+        """The lost ranks, except those of the replicas `skip`."""
         lost = [worker.rank for worker in self._roster.placed(Stage.FENCED, Stage.GONE) if worker.rank is not None]
         return sorted(rank for rank in lost if rank // self._spec.unit not in skip)
 
     @property
     def next_try(self) -> Instant | None:
-        """Time at which a lost rank is to be tried again."""
+        """Time at which another newcomer is to be tried for a lost rank; None: no rank waits for one."""
         state = self._job.state
         trying = isinstance(state, Mending) or (isinstance(state, Waiting) and not state.saving)
         return self.newcomers.next_try() if trying else None
@@ -121,7 +121,7 @@ class Ladder:
                 continue
             self.newcomers.tried(rank)
             slot = self._slot_for(rank, give_up=give_up)
-            if slot is None and self._roster.candidates:  # a lost rank comes before one that was to move
+            if slot is None and self._roster.candidates:  # A lost rank comes before a rank that was to move.
                 for each in list(self._roster.candidates.values()):
                     self._roster.nominate(each, None, each.local_rank)
                 slot = self._slot_for(rank, give_up=give_up)
@@ -170,7 +170,7 @@ class Ladder:
         return scaling.left_behind(self._roster, rank, self._roster.home(rank)[0].node, self._spec.unit)
 
     def _free_slot(self, rank: Rank, nodes: list[NodeRecord]) -> RankSlot | None:
-        """Slot on one of these nodes; if the rank leaves others of its replica, preferably where all of them fit."""
+        """Slot on one of these nodes; preferably on one with room for all ranks of the replica that are left behind."""
         behind = len(self._left_behind(rank))
         roomy = [node for node in nodes if len(node.free()) > behind]
         free = {node.node: slots for node in roomy or nodes if (slots := node.free())}
@@ -180,7 +180,7 @@ class Ladder:
         return rank_slots[0] if rank_slots else None
 
     def newcomer_failed(self, worker: WorkerRecord, now: Instant) -> None:
-        """A worker was lost; count it if it was to fill a rank and had not been built or had reported an error."""
+        """Count a lost worker that was to fill a rank, if it was not built yet or had reported an error."""
         if not worker.placed or worker.rank is None or worker.entered is not None:
             return
         reported = self._job.errors.of(worker.worker)
@@ -220,7 +220,7 @@ class Ladder:
                 self._orders.fence(each, cause, now)
 
     def not_ended(self, state: Restarting, now: Instant) -> None:
-        """The deadline has passed, and some workers have not ended."""
+        """End the job if workers have not ended by the deadline; a job with several trainings may wait longer."""
         if (waits := self._job.trainings.late(state, now)) is not None:
             self._job.goto(waits)
             return
@@ -228,19 +228,19 @@ class Ladder:
         self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
 
     def fence_late(self, late: list[WorkerRecord], reason: str, now: Instant) -> None:
-        """Fence the workers that missed a deadline; their ranks are lost."""
+        """Fence the workers that missed a deadline, and mend the loss of their ranks."""
         for worker in late:
             self.newcomer_failed(worker, now)
             self._orders.fence(worker, reason, now, dump=True)
         self.mend("hang", late, reason, now, now)
 
     def await_verdict(self, now: Instant) -> None:
-        """A worker failed before its first step: wait briefly, as another's death may turn out to be the cause."""
+        """Wait briefly after a worker failed before its first step, as another's death may turn out to be the cause."""
         if self._job.state == Building():
             self._job.goto(Building(verdict_at=now + self._spec.verdict_grace))
 
     def script_failed(self, now: Instant) -> None:
-        """The script failed before its first step, and no other worker's death explains it."""
+        """Restart, or end the job, after the script failed before its first step and no other death explains that."""
         gone = list(self._roster.placed(Stage.GONE))
         failed = [worker for worker in gone if worker.exit_code] or gone
         reported = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
@@ -259,9 +259,9 @@ class Ladder:
             self._job.end(SCRIPT_ERROR, self.own_error(reported) or say.died_building(reported.rank, code), now)
 
     def breaks_devices(self, worker: WorkerRecord, now: Instant) -> bool:
-        """A training worker was lost: True, and the job ends, if the script breaks its devices.
+        """Note a lost training worker whose device failed; True, and the job ends, if the script breaks its devices.
 
-        The first time the rank is filled as after any loss, the second time on another node if one has room.
+        After the first failure the rank is filled as after any loss, after the second on another node if one has room.
         """
         if worker.exit_code != DEVICE_FAILED or worker.rank is None or worker.entered is None:
             return False

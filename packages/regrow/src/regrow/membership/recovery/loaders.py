@@ -1,4 +1,4 @@
-"""Check that ranks train equally long, read different shares, and that newcomers read the same batches. Pure."""
+"""Check that ranks train equally long and read different shares, and that newcomers read the same batches. Pure."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ Share = tuple[int, int]
 
 
 class _Length(NamedTuple):
-    """Length of a rank's training."""
+    """Length of a rank's training: its last step, and the steps of an epoch, 0 without epochs."""
 
     until: int
     length: int
@@ -35,7 +35,7 @@ class Loaders:
         self._said = self._said_again = False
 
     def refusal(self, shown: LoaderShown, rank: Rank | None) -> str:
-        """Reason why a worker cannot train with earlier ones; empty: it can."""
+        """Reason why a worker cannot train together with earlier ones; empty: it can."""
         mine = _Length(shown.until, shown.length)
         if self._length is None:
             self._length = rank, mine
@@ -49,7 +49,7 @@ class Loaders:
         )
 
     def notes(self, shown: LoaderShown, rank: Rank | None) -> list[str]:
-        """Notes for people about a worker's reads."""
+        """Notes for people about the batches that a worker has read."""
         first = shown.reads[0] if shown.reads else []
         if len(shown.reads) > 1:
             return self._alike(shown, first, shown.reads[1], rank)
@@ -65,7 +65,7 @@ class Loaders:
         ]
 
     def _differs(self, read: BatchRecord, rank: Rank | None) -> tuple[Rank | None, str] | None:
-        """An earlier rank that read a different batch in the same place, with its digest; None: there is none."""
+        """Rank and digest of an earlier, different batch that was read for the same share; None: there is none."""
         if not read.digest:
             return None
         known = self._first.setdefault((read.share, read.shares), (rank, read.digest))
@@ -74,7 +74,7 @@ class Loaders:
     def _alike(
         self, shown: LoaderShown, first: list[BatchRecord], second: list[BatchRecord], rank: Rank | None
     ) -> list[str]:
-        """Notes about ranks that read the same batches in two successive steps although their shares differ."""
+        """Notes about ranks whose shares differ but who read the same batches in two successive steps."""
         if self._said or not first or not second:
             return []
         mine, share, shares = (first[0].digest, second[0].digest), second[0].share, second[0].shares

@@ -18,28 +18,28 @@ class Losses:
     def __init__(self, roster: Roster, errors: ScriptErrors) -> None:
         self._roster, self._errors = roster, errors
         self.text = ""
-        """The last error that ended a worker's script in the present incident."""
+        """The last error that ended a worker's script in the present incident; empty: none has."""
         self._process = False
         self._first: tuple[Rank, StepNo, ErrorReport] | None = None
         self._passed: tuple[Rank, StepNo, ErrorReport] | None = None
 
     def fault(self, kind: str, ranks: list[Rank]) -> None:
-        """A fault has struck these ranks; without ranks only a symptom of it is known."""
+        """Note a fault of these ranks; without ranks only a symptom of it is known."""
         if ranks:
             self._errors.explained()
         self._process = self._process or (bool(ranks) and kind != "exception")
 
     def error(self, rank: Rank, step: StepNo, error: ErrorReport) -> None:
-        """A body raised an error; only the first one is kept."""
+        """Note an error that a body raised; only the first one is kept."""
         self._first = self._first or (rank, step, error)
 
     def formed(self) -> None:
-        """A generation has formed: nothing was lost for good."""
+        """Forget the losses of the incident, because a generation has formed and nothing was lost for good."""
         self._passed = self._first or self._passed
         self.text, self._process, self._first = "", False, None
 
     def take_passed(self) -> str:
-        """Message about an error that did not recur when the body ran again; empty: there was none."""
+        """Message, returned once, about an error that did not recur when the body ran again; empty: there was none."""
         passed, self._passed = self._passed, None
         return say.went_on(*passed) if passed else ""
 
@@ -50,7 +50,7 @@ class Losses:
         return {w.rank: w.torn_at for w in placed if w.rank is not None and w.torn_at is not None}
 
     def diagnosis(self, step: StepNo, cause: str) -> str:
-        """Reason for the loss of the state: the torn update; or `cause` if none was torn or a process was lost."""
+        """Reason for the loss of the state: a torn update; or `cause`, if no update was torn or a process was lost."""
         torn = say.torn(self.torn)
         return self.first(say.state_lost(step, cause) if self._process or not torn else torn)
 

@@ -6,9 +6,9 @@ from regrow.core.ids import Instant, Rank, Seconds
 from regrow.core.messages.vocabulary import ErrorReport
 
 ATTEMPTS = 3
-"""Deaths in a row before a newcomer was built, after which no more are started in the same place."""
+"""Number of newcomers in a row that may die before they are built; then no more are started in the same place."""
 MOST_PAUSE_S: Seconds = 30.0
-"""Longest pause between two attempts; a busy file server may answer by then."""
+"""Longest pause between two attempts, by the end of which a busy file server may answer."""
 
 
 class Newcomers:
@@ -22,7 +22,7 @@ class Newcomers:
         """The last error of a newcomer for each rank."""
 
     def failed(self, rank: Rank, error: ErrorReport | None, now: Instant) -> None:
-        """A newcomer died before it joined the world. After an error the next one waits, longer each time."""
+        """Count a newcomer that died before it joined the world. After errors the next one waits, longer each time."""
         self._failed[rank] += 1
         if error is not None:
             self._erred[rank] += 1
@@ -34,7 +34,7 @@ class Newcomers:
         self._failed[rank] = max(self._failed[rank], ATTEMPTS)
 
     def stood(self) -> None:
-        """A generation has formed: forget everything."""
+        """Forget all failures, because a generation has formed."""
         self._failed.clear()
         self._erred.clear()
         self._next.clear()
@@ -46,11 +46,11 @@ class Newcomers:
 
     @property
     def die(self) -> bool:
-        """True if the newcomers for some rank die one after the other."""
+        """True if several newcomers in a row have died for some rank."""
         return any(times >= ATTEMPTS for times in self._failed.values())
 
     def hopeless(self, rank: Rank, *, elsewhere: bool) -> bool:
-        """True if no further newcomer is tried. `elsewhere`: another node has room for it."""
+        """True if no further newcomer is tried for the rank. `elsewhere`: another node has room for it."""
         return self._erred[rank] >= (2 * ATTEMPTS if elsewhere else ATTEMPTS)
 
     def times(self, rank: Rank) -> int:
@@ -58,17 +58,17 @@ class Newcomers:
         return self._failed[rank]
 
     def pause(self, rank: Rank, now: Instant) -> bool:
-        """True if it is too early for the next newcomer."""
+        """True if it is too early to start the next newcomer for the rank."""
         return now < self._next.get(rank, now)
 
     def next_try(self) -> Instant | None:
-        """Time at which a rank is to be tried again."""
+        """Earliest time at which another newcomer is to be tried for a rank; None: no rank has to wait."""
         return min(self._next.values(), default=None)
 
     def tried(self, rank: Rank) -> None:
-        """Another newcomer was started for the rank."""
+        """End the rank's pause, because another newcomer was started for it."""
         self._next.pop(rank, None)
 
     def due(self, now: Instant) -> None:
-        """Drop pauses that are over, even if no newcomer can be tried yet because others still halt."""
+        """Drop pauses that are over, even if no newcomer can be tried yet because some survivors still halt."""
         self._next = {rank: at for rank, at in self._next.items() if at > now}

@@ -19,7 +19,7 @@ def ask(standby: WorkerRecord, roster: Roster, orders: Orders, now: Instant) -> 
 
 
 def give_up(roster: Roster, orders: Orders, now: Instant) -> Iterator[WorkerRecord]:
-    """Fence standbys that did not answer, after yielding each; this is no fault of the training."""
+    """Fence standbys that did not answer, after yielding each; their loss is no fault of the training."""
     for name in [name for name, until in roster.unproven.items() if now >= until]:
         standby = roster.workers[name]
         yield standby

@@ -1,4 +1,4 @@
-"""Nodes that fail: after two failures within the window a node gets no new workers while there is room elsewhere.
+"""Quarantine of nodes: after two failures within the window a node gets no new workers while others have room.
 
 A node fails if an examination finds something `leave` or `fatal`, or if the state of a rank on it was found to be
 wrong. Its workers train on until they can be moved. A quarantine never ends a job or makes it smaller: it is not begun
@@ -16,7 +16,7 @@ from regrow.membership.job import Job
 
 MOST_FAILURES = 2
 _KEPT = 8
-"""Number of a node's newest verdicts that are shown; the record has all."""
+"""Number of a node's newest verdicts that are shown; the records have all of them."""
 
 
 class Quarantine:
@@ -24,7 +24,7 @@ class Quarantine:
 
     Args:
         job: the job of the nodes.
-        unfit: called with a node that comes into quarantine, and the reason.
+        unfit: called with each node that comes into quarantine, and the reason.
     """
 
     def __init__(self, job: Job, unfit: Callable[[NodeId, str], None]) -> None:
@@ -33,10 +33,10 @@ class Quarantine:
         self._reported: set[NodeId] = set()
         self._examined: dict[NodeId, list[str]] = {}
         self._observed: dict[NodeId, dict[tuple[str, str], str]] = {}
-        """Verdicts on nodes from the work on them, by source and device."""
+        """Verdicts on nodes from the work of the job on them, by source and device."""
 
     def examined(self, event: NodeExamined, now: Instant) -> None:
-        """An agent has examined its node."""
+        """Record an agent's examination of its node, and count a failure if the node is unfit."""
         node = self._roster.nodes.get(event.node)
         if node is None:
             return
@@ -49,7 +49,7 @@ class Quarantine:
             self.failed(event.node, failed[0], now)
 
     def observed(self, verdict: HealthVerdict, now: Instant) -> None:
-        """Take a verdict from the work on a node; `ok` withdraws the same source's verdict on the device."""
+        """Take a verdict from the work on a node; `ok` withdraws the source's earlier verdict on the device."""
         known = self._observed.setdefault(verdict.node, {})
         known.pop((verdict.source, verdict.device), None)
         if verdict.severity is not Severity.OK:
@@ -64,7 +64,7 @@ class Quarantine:
         self._roster.nodes[name].verdicts = reported[:_KEPT]
 
     def failed(self, name: NodeId, reason: str, now: Instant) -> None:
-        """Count a failure of a node."""
+        """Count a failure of a node; the second one within the window begins its quarantine."""
         node = self._roster.nodes[name]
         since = now - self._job.spec.window
         failures = [at for at in self._failures.get(name, []) if at > since] + [now]

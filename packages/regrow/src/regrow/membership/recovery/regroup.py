@@ -1,4 +1,4 @@
-"""End of a generation that was given up: lost ranks are filled, or their replicas are dropped.
+"""Way out of a generation that was given up: lost ranks are filled, or their replicas are dropped.
 
 If no place is left for a lost rank, the world goes on with fewer replicas, if the limits allow that. Below the minimum
 the survivors wait and keep the state until there is room again, or until the deadline.
@@ -40,12 +40,12 @@ class Regroup:
         self._job, self._size, self._ladder, self._generations = job, size, ladder, generations
         self._checkpoints = checkpoints
         self._unlike = ""
-        """Reason why the world can have no other size, found by a candidate; empty: none was found."""
+        """Reason why the world can have no other size, found by a candidate; empty: no candidate has found any."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.again = StartFromMemory(job, ladder, generations.copies, checkpoints, generations.doubts)
 
     def advance(self, now: Instant) -> None:
-        """Go to the next state if the facts so far allow it: the next generation, or waiting."""
+        """Fill lost ranks or drop replicas, then form the next generation, or wait, as far as the facts allow."""
         job, roster = self._job, self._roster
         self._ladder.newcomers.due(now)
         if isinstance(job.state, Retaining):
@@ -80,16 +80,16 @@ class Regroup:
             self._generations.form(Generation(job.generation + 1), now)
 
     def copied(self, fact: CopiesHeld | StateKept, now: Instant) -> None:
-        """A node has reported the state in its memory."""
+        """Take a node's report on the state in its memory."""
         if isinstance(fact, StateKept):
             self.again.apply(fact, now)
         else:
             self._generations.copies.apply(fact)
 
     def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
-        """Restart all workers from the state in memory if no newcomer can take a lost rank; True if none is tried.
+        """Restart all workers from memory if no newcomer can take a lost rank; returns True if no newcomer is tried.
 
-        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer replicas, if it may.
+        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer replicas, if allowed.
         """
         job, ladder = self._job, self._ladder
         refuted = not job.replacements.allowed
@@ -127,7 +127,7 @@ class Regroup:
         reason: str,
         by: Instant | None = None,
     ) -> None:
-        """All ranks have halted: remove the replicas `drop`, append `newcomers` as the last ranks, renumber all."""
+        """Remove the replicas `drop`, append `newcomers` as the last ranks, renumber all. All ranks have halted."""
         roster, unit = self._roster, self._spec.unit
         after = self._job.replicas - len(drop) + len(newcomers) // unit
         reported = self._change(kind, reason, by).world_change(Generation(self._job.generation + 1), after, now)
@@ -141,12 +141,12 @@ class Regroup:
         for worker in newcomers:
             roster.nodes[worker.node].failed_candidates = 0
         roster.renumber([*staying, *newcomers], now)
-        self._orders.left.clear()  # It is by the former ranks.
+        self._orders.left.clear()  # The values are stored by the former ranks.
 
     def move(
         self, newcomers: Sequence[WorkerRecord], now: Instant, *, kind: str, reason: str, by: Instant | None = None
     ) -> None:
-        """All ranks have halted: candidates take over the ranks for which they were built."""
+        """Let candidates take over the ranks for which they were built. All ranks have halted."""
         replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
         reported = self._change(kind, reason, by).world_change(generation, replicas, now)
         for worker in newcomers:
@@ -158,9 +158,9 @@ class Regroup:
             self._roster.place(worker, rank, worker.local_rank, now)
 
     def hold(self, now: Instant) -> None:
-        """All ranks have halted and there are too few places: ranks that must leave do, the others keep the state.
+        """Let ranks on nodes that are given back leave, while the others keep the state. All ranks have halted.
 
-        If the others do not have the whole state, it is saved and the job ends.
+        If the other ranks do not have the whole state, it is saved and the job ends.
         """
         leaving = [worker for worker in self._roster.placed() if not self._roster.nodes[worker.node].usable]
         if self.covered({worker.rank for worker in leaving if worker.rank is not None}):
@@ -172,19 +172,19 @@ class Regroup:
             self._save(now)
 
     def covered(self, without: Set[Rank]) -> bool:
-        """True if the other ranks have the whole newest state."""
+        """True if the ranks other than `without` have the whole newest state."""
         workers = list(self._roster.placed())
         newest = recovery_point.newest(_living(worker) for worker in workers)[1]
         left = {w.holding for w in workers if w.rank in newest and w.rank not in without}
         return left == {worker.holding for worker in workers}
 
     def held_without(self, without: Set[Rank]) -> bool:
-        """True if living workers of other ranks have every part of the state, each at some step."""
+        """True if living workers of ranks other than `without` have every part of the state, each at some step."""
         workers = [worker for worker in self._roster.placed() if worker.living and worker.state_at >= 0]
         return {w.holding for w in workers if w.rank not in without} == {worker.holding for worker in workers}
 
     def dispensable(self, ranks: Sequence[Rank]) -> list[Rank]:
-        """Those of the ranks that can leave together while other ranks have every part of the state."""
+        """Ranks among these that can leave together while the remaining ranks have every part of the state."""
         moving = set(ranks)
         staying = {worker.holding for worker in self._roster.placed() if worker.rank not in moving}
         can_go = []
@@ -196,7 +196,7 @@ class Regroup:
         return can_go
 
     def can_save(self) -> bool:
-        """True if there is a place for durable checkpoints."""
+        """True if the job writes durable checkpoints."""
         return self._spec.checkpoint_every > 0
 
     def may_shrink(self) -> bool:
@@ -205,7 +205,7 @@ class Regroup:
         return limits.fit(self._job.replicas - 1) is not None and not self.fixed()
 
     def fixed(self) -> str:
-        """Reason why this world can have no other size, for people; empty: it can."""
+        """Reason, for people, why this world can have no other size; empty: it can."""
         workers = list(self._roster.placed())
         own = self._unlike or next((worker.fixed for worker in workers if worker.fixed), "")
         holdings = [worker.holding for worker in workers]
@@ -214,26 +214,26 @@ class Regroup:
         return say.unlike_replicas(scaling.unlike_places(holdings, self._spec.unit), self._spec.unit)
 
     def is_replica(self, candidate: WorkerRecord, rank: Rank) -> bool:
-        """True if a candidate has the part of the state that belongs to the rank. If not, the world's size is fixed."""
+        """True if a candidate has the part of the state that belongs to the rank; if not, no other size is possible."""
         if self.alike(candidate, rank):
             return True
         self._unlike = say.unlike_replicas(rank, self._spec.unit)
         return False
 
     def alike(self, candidate: WorkerRecord, rank: Rank) -> bool:
-        """True if a built worker has the same part of the state as the rank now in that place."""
+        """True if a built worker has the same part of the state as the rank that has that place now."""
         model = rank if rank in self._roster.places else Rank(rank % self._spec.unit)
         return self._roster.workers[self._roster.places[model]].holding == candidate.holding
 
     def overdue(self, state: Waiting, now: Instant) -> None:
-        """The deadline of the wait has passed: save the state, then end."""
+        """Save the state, then end the job, because the deadline of the wait has passed."""
         if state.saving:
             self.give_up(now)
         else:
             self._save(now)
 
     def saved(self, now: Instant) -> None:
-        """End once the state is on disk or given up; go on if there is room again before that."""
+        """End the job once the state is on disk or given up; go on instead if there is room before that."""
         if self._job.short_since is not None:
             self.advance(now)
         if not isinstance(self._job.state, Waiting):
@@ -242,7 +242,7 @@ class Regroup:
             self.give_up(now)
 
     def replica_candidates(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
-        """Facts about each replica by which leaving ones are chosen."""
+        """Facts about each replica, by which the replicas to remove are chosen."""
         roster, unit = self._roster, self._spec.unit
         workers = list(roster.placed())
         _, newest = recovery_point.newest(_living(worker) for worker in workers)
@@ -261,7 +261,7 @@ class Regroup:
         return made
 
     def choose(self, count: int, broken: Set[int] = frozenset()) -> frozenset[int]:
-        """Choose `count` replicas to remove such that the newest state is kept; none if it would be lost."""
+        """Choose `count` replicas whose removal keeps the newest state; none if it would be lost."""
         drop = scaling.leavers(self.replica_candidates(broken), count)
         unit = self._spec.unit
         everybody = [_living(worker) for worker in self._roster.placed()]
@@ -271,7 +271,7 @@ class Regroup:
     # --- parts of it -------------------------------------------------------------------------------------------
 
     def _surplus(self) -> int:
-        """Number of replicas beyond those wanted."""
+        """Number of replicas in excess of the wanted number."""
         job = self._job
         if self._size.wanted >= job.replicas or self._size.change is not None or self.fixed():
             return 0
@@ -309,7 +309,7 @@ class Regroup:
             job.goto(Waiting(job.short_since + self._spec.node_deadline))
 
     def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
-        """Set the change to be recorded with the next generation; it replaces one that was not carried out."""
+        """Set the change that the next generation records; it replaces a change that was not carried out."""
         former = self._size.change
         change = Change(kind, self._job.replicas if former is None else former.before, reason, by)
         self._size.change = change
@@ -332,7 +332,7 @@ class Regroup:
         self._job.goto(Waiting(now + self._checkpoints.patience, saving=True))
 
     def give_up(self, now: Instant) -> None:
-        """There was no room in time: end the job, to be run again."""
+        """End the job, to be run again, because there was no room in time."""
         lost = [node.node for node in self._roster.nodes.values() if node.away and not node.stopped]
         given_back = [node.node for node in self._roster.nodes.values() if node.leave_by is not None]
         text = say.nodes_given_back(given_back, self._size.limits.least)
@@ -346,6 +346,6 @@ class Regroup:
 
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
-    """A worker's state for the decision; a dead worker has none."""
+    """A worker's state for the decision where to continue; a dead worker has none."""
     survivor = recovery_point.survivor_state(worker)
     return survivor if worker.living else replace(survivor, state_at=NO_STATE, ready=False)

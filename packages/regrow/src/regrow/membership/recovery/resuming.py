@@ -1,7 +1,7 @@
 """Agreement on the durable checkpoint to resume from: the same one for all ranks, or none.
 
-Each worker reads the newest one that it can read and reports those that it could not. If ranks have read different
-ones, all are started again without those that some rank could not read, until all ranks read the same one.
+Each worker reads the newest checkpoint that it can read and reports those that it could not. If ranks have read
+different ones, all are started again without those that some rank could not read, until all read the same one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,14 +15,14 @@ from regrow.membership.recovery.ladder import Ladder
 
 @dataclass(frozen=True)
 class AllAgree:
-    """All ranks are at this step; 0: they start from the beginning."""
+    """Result of `agree`: all ranks are at this step; 0: they start from the beginning."""
 
     step: StepNo
 
 
 @dataclass(frozen=True)
 class AllReadAgain:
-    """All workers are started again, without these checkpoints."""
+    """Result of `agree`: all workers are to be started again, and read none of these checkpoints."""
 
     avoid: Mapping[StepNo, str]
     cause: str
@@ -30,7 +30,7 @@ class AllReadAgain:
 
 @dataclass(frozen=True)
 class NothingToRead:
-    """There is no usable checkpoint, and starting from the beginning is not allowed."""
+    """Result of `agree`: no checkpoint is usable, and the job must not start from the beginning."""
 
     why: str
 
@@ -38,10 +38,10 @@ class NothingToRead:
 def agree(
     steps: Sequence[StepNo], refused: Mapping[StepNo, str], avoided: Collection[StepNo], *, needed: bool
 ) -> AllAgree | AllReadAgain | NothingToRead:
-    """Decide by the checkpoints that the ranks have read.
+    """Decide, from the checkpoints that the ranks have read, whether all ranks can resume.
 
     Args:
-        steps: by rank; 0: it has found no checkpoint; `NO_STATE`: it has found some but could read none.
+        steps: by rank, the step that it has read; 0: it has found no checkpoint; `NO_STATE`: it could read none.
         refused: checkpoints that some rank could not read, with the reasons.
         avoided: checkpoints that no rank was to read this time.
         needed: True if the job must not start from the beginning.
@@ -74,7 +74,7 @@ class Resuming:
         self._asked = job.resumes
 
     def agreed(self, now: Instant) -> bool:
-        """All workers are built: True if they are at the same checkpoint. If not, orders a restart or ends the job."""
+        """True if all workers, now built, are at the same checkpoint. If not, orders a restart or ends the job."""
         job = self._job
         if not job.resumes or job.kept is not None:
             return True
@@ -108,7 +108,7 @@ def _resumed(step: StepNo, *, asked: bool) -> str:
 
 
 def _nothing(refused: Mapping[StepNo, str]) -> str:
-    """No durable checkpoint can be read, and starting from the beginning is not allowed."""
+    """Message that no durable checkpoint can be read, and the job must not start from the beginning."""
     if not refused:
         return "there is no complete checkpoint of this training in --checkpoint-dir, and --resume=must asks for one"
     listed = "; ".join(f"step {step}: {why}" for step, why in sorted(refused.items(), reverse=True))
@@ -116,7 +116,7 @@ def _nothing(refused: Mapping[StepNo, str]) -> str:
 
 
 def _not_shared(without: int, reader: int, step: StepNo) -> str:
-    """A rank finds no durable checkpoint in the place where another rank has read one."""
+    """Message that a rank finds no durable checkpoint in the folder where another rank has read one."""
     return (
         f"rank {without} finds no checkpoint where rank {reader} has read that of step {step}: with several nodes "
         "--checkpoint-dir must be a folder that all of them share"

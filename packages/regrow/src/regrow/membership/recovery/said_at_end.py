@@ -7,33 +7,33 @@ from regrow.core.messages.vocabulary import ErrorReport
 
 
 def newcomer(rank: Rank) -> str:
-    """Name for people of a worker that has not been in the world yet."""
+    """Name, for people, of a worker that has not been in the world yet."""
     return f"the worker that should replace rank {rank}"
 
 
 def newcomers_fail(rank: Rank, times: int, error: ErrorReport | None) -> str:
-    """No worker could be built for a lost rank."""
+    """Message that no worker could be built for a lost rank."""
     text = f"{times} workers in a row that should replace rank {rank} have failed before they were ready"
     return text if error is None else f"{text}; the last:\n{error.traceback.rstrip()}"
 
 
 def no_newcomers(reason: str) -> str:
-    """The world does not grow while it trains."""
+    """Message that the world does not grow while it trains."""
     return f"no worker can come into this training, as its state would differ: {reason}"
 
 
 def not_started_again(reason: str, cause: str, step: StepNo) -> str:
-    """A fault struck a job that was stopping, which is not restarted."""
+    """Message about a fault in a job that was stopping and is therefore not restarted."""
     return f"stopped at step {step}: {reason}; meanwhile {cause}, and the job is not started again"
 
 
 def lost_after_loop(cause: str, steps: StepNo) -> str:
-    """A node was lost in the script's code after its last step."""
+    """Message that a node was lost in the script's code after its last step."""
     return f"{cause} in the code after the last step; {steps} steps had been committed"
 
 
 def waits_for_room(lost: Sequence[NodeId], leaving: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
-    """Ranks wait for room. `lost`: their nodes that were lost; `leaving`: their nodes that are given back."""
+    """Message that ranks wait for room. `lost`: their nodes that were lost; `leaving`: those that are given back."""
     which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
     why = [f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost"] if lost else []
     why += [f"{' and '.join(leaving)} {'is' if len(leaving) == 1 else 'are'} given back"] if leaving else []
@@ -42,13 +42,13 @@ def waits_for_room(lost: Sequence[NodeId], leaving: Sequence[NodeId], ranks: Seq
 
 
 def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
-    """No further standbys are started on a node after several failures in a row."""
+    """Message that no further standbys are started on a node, after several failures in a row."""
     why = f": {error[0].type}: {error[0].message}" if error else ""
     return f"standbys end or fail before they are ready, the last was {worker}{why}; going on without"
 
 
 def breaks_devices(rank: Rank, step: StepNo, devices: Sequence[tuple[NodeId, int]], times: int) -> str:
-    """A script breaks the rank's devices on every node, or the only device breaks repeatedly."""
+    """Message that a script breaks the rank's devices on every node, or breaks the only device repeatedly."""
     names = " and ".join(f"{node}'s slot {slot}" for node, slot in devices)
     cure = "its error is above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
     if len(devices) > 1:

@@ -27,7 +27,7 @@ TWICE_ON_A_DEVICE = (
     "run out of it (standbys with --warmth imports take none until they are needed)"
 )
 _MOST_UNFIT = 4
-"""Number of packages found unfit for an early import after which no package is imported early."""
+"""Once this many packages were found unfit for an early import, no package is imported early."""
 
 
 class Standbys:
@@ -46,7 +46,7 @@ class Standbys:
         self._devices_said = False
 
     def top_up(self, now: Instant, *, quiet: bool) -> None:
-        """Start missing standbys on each node, unless they keep dying there, and go on with proofs.
+        """Start missing standbys on each node, except where they keep dying, and go on with proofs.
 
         `quiet`: True if steps are being run and nothing is repaired; otherwise proofs pause.
         """
@@ -66,13 +66,13 @@ class Standbys:
         self.proofs.advance(now)
 
     def _wanted(self, node: NodeRecord) -> int:
-        """Number of standbys that a node should have; on a spare node at least one for each rank that it may take."""
+        """Number of standbys that a node should have; a spare node has at least one for each rank that it may take."""
         if self._spec.spares and not node.placed:
             return max(self._spec.standbys, self._spec.nproc)
         return self._spec.standbys
 
     def failed(self, standby: WorkerRecord, now: Instant) -> None:
-        """A standby was lost; after several in a row no more are started on its node."""
+        """Count a lost standby; after several in a row no more are started on its node."""
         node = self._roster.nodes[standby.node]
         node.failed_standbys += 1
         if node.failed_standbys == ATTEMPTS:
@@ -81,7 +81,7 @@ class Standbys:
             )
 
     def built(self, worker: WorkerRecord, now: Instant) -> None:
-        """A worker is ready for its first step: drop it if its model differs from the others'."""
+        """Check a worker that is ready for its first step; drop it if its model differs from the others'."""
         fits = self.fits(worker)
         if not fits:
             text = self.layouts.differs(worker) if worker.role.placed else say.layout_differs(worker.worker, None)
@@ -91,7 +91,7 @@ class Standbys:
             see_early_reads(self._roster, self._orders, worker, now)
 
     def shown(self, worker: WorkerRecord, shown: LoaderShown, now: Instant) -> None:
-        """A worker has reached its loop, or has read its first batches there."""
+        """Check the loader of a worker that has reached its loop, or has read its first batches there."""
         rank = worker.rank if worker.placed else worker.candidate_for
         if text := self.loaders.refusal(shown, rank):
             self._unfit(worker, text, "it trains another number of steps", now)
@@ -100,7 +100,7 @@ class Standbys:
             self._orders.note(note, now, worker)
 
     def _unfit(self, worker: WorkerRecord, text: str, why: str, now: Instant) -> None:
-        """A worker does not fit the job: end the job if it is one of the first workers; else try another."""
+        """Handle a worker that does not fit the job: end the job if it is one of the first workers, else drop it."""
         if worker.role.placed and isinstance(self._job.state, Building):
             self._job.end(SCRIPT_ERROR, text, now)
             return
@@ -130,7 +130,7 @@ class Standbys:
         return fits and not stale(worker, rank, local_rank, world or self._job.world)
 
     def learn(self, worker: WorkerRecord, event: facts.WorkerReady, now: Instant) -> None:
-        """Learn from a worker the script's imports, and whether built standbys would share a device with a rank."""
+        """Learn the script's imports from a worker, and whether built standbys would share a device with a rank."""
         roster, node = self._roster, self._roster.nodes[worker.node]
         if event.imported and not roster.learnt:
             roster.learnt, roster.imports, roster.environment = True, event.imported, event.environment
@@ -144,13 +144,13 @@ class Standbys:
             self._orders.note(TWICE_ON_A_DEVICE if asked else NO_FREE_DEVICE, now, worker)
 
     def start_if_placed(self, worker: WorkerRecord, now: Instant) -> None:
-        """Let an `imports` standby that has a rank run the script."""
+        """Order an `imports` standby that has a rank to run the script."""
         if worker.stage is Stage.IDLE and worker.placed and worker.rank is not None:
             self._orders.start_script(worker, worker.rank, self._job.generation, now, world=self._job.world)
 
 
 def stale(worker: WorkerRecord, rank: Rank, local_rank: int, world: int) -> PlaceInWorld | None:
-    """A fact about its place that the worker's script read before its loop and that is wrong here; None: none is.
+    """A fact about its place that the worker's script read before its loop and that is wrong here; None: no fact is.
 
     A worker that has not run its script yet has read nothing.
     """
@@ -163,7 +163,7 @@ def stale(worker: WorkerRecord, rank: Rank, local_rank: int, world: int) -> Plac
 
 
 def narrow(roster: Roster, standby: WorkerRecord) -> PlaceInWorld | None:
-    """Fact by which a built standby is wrong for some place of its node that it should cover; None: it fits all.
+    """A fact by which a built standby is wrong for some place on its node that it should cover; None: it fits all.
 
     In a sharded world each standby covers only the places of its own holding.
     """
@@ -177,9 +177,9 @@ def narrow(roster: Roster, standby: WorkerRecord) -> PlaceInWorld | None:
 
 
 def see_early_reads(roster: Roster, orders: Orders, standby: WorkerRecord, now: Instant) -> None:
-    """A standby is built: fence it if its script read a place that may differ from the one that it will take.
+    """Fence a built standby whose script read a fact about its place that may differ where it is needed.
 
-    Later standbys of the node then wait before the script; a note says so once.
+    Later standbys of the node then wait before the script, which a note reports once.
     """
     if standby.placed and standby.rank is not None:
         wrong = stale(standby, standby.rank, standby.local_rank, roster.world)
@@ -196,20 +196,20 @@ def see_early_reads(roster: Roster, orders: Orders, standby: WorkerRecord, now: 
 
 
 def renew(roster: Roster, orders: Orders, now: Instant) -> None:
-    """A generation has formed, maybe of another size: fence standbys whose scripts have read the former size."""
+    """Fence standbys whose scripts have read another size of the world than the new generation has."""
     for standby in roster.standbys():
         if standby.early and standby.stage is Stage.READY and narrow(roster, standby) is not None:
             orders.fence(standby, "its script has read another world size", now)
 
 
 def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:
-    """A standby waits before the script: have it import the script's modules meanwhile."""
+    """Order a standby that waits before the script to import the script's modules meanwhile."""
     if roster.imports and not standby.placed:
         orders.add(ImportModules(standby.worker, roster.imports, roster.environment))
 
 
 def imported(roster: Roster, orders: Orders, worker: WorkerRecord, event: facts.ModulesImported, now: Instant) -> None:
-    """A standby has imported the modules. If one is unfit for that, fence the standby and drop the package."""
+    """Take a standby's report on its imports: if a module is unfit for this, fence the standby and drop its package."""
     if not event.unfit:
         return
     prefix = f"{event.unfit}."

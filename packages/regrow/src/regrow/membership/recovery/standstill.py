@@ -1,4 +1,4 @@
-"""Reaction to workers that make no progress: wait and report it, or replace them."""
+"""Reaction to workers that make no progress: wait and report them, or replace them."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Forming, Switching, Training
 
 FRESH_S: Seconds = 12.0
-"""Older observations do not count: the worker makes progress again, or its agent is paused."""
+"""Observations older than this do not count: the worker makes progress again, or its agent is paused."""
 _JUDGE_A_RANK_S: Seconds = 0.002
 _JUDGE_MOST_S: Seconds = 0.2
 """Least pause between two judgements: this much for each rank, as one covers all of them, up to this limit."""
@@ -41,15 +41,15 @@ class Standstills:
         self._observations: dict[WorkerId, tuple[WorkerObservation, Instant]] = {}
         self._longest: dict[NodeId, Seconds] = {}
         self._suspects: dict[WorkerId, Instant] = {}
-        """Workers that were judged to hang once, with the time: a newer observation must confirm it."""
+        """Workers that were judged to hang once, with the time of this; a newer observation must confirm it."""
         self._judged_at: Instant = float("-inf")
         self._said_at: Instant = float("-inf")
         self._patience = 1.0
         self._anew_at = StepNo(-1)
         self._anew = 0
-        """Number of times that groups were formed anew at `_anew_at` because all waited for their devices."""
+        """Number of times that groups were formed anew at step `_anew_at` because all waited for their devices."""
         self._slow: Seconds = 0.0
-        """Duration of the slowest step that was waited for in the end; similar steps do not lead to new groups."""
+        """Duration of the slowest step that ended after a long wait; similar steps do not lead to new groups."""
 
     @property
     def bounds(self) -> Bounds:
@@ -59,7 +59,7 @@ class Standstills:
         return Bounds.of(spec.hang_timeout, spec.hang_floor, longest, self._patience)
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
-        """Take an agent's observation of its workers."""
+        """Store an agent's observations of its workers, and judge at intervals which workers hang."""
         self._longest[event.node] = event.longest
         for observation in event.observations:
             if observation.worker in self._roster.workers:
@@ -84,20 +84,20 @@ class Standstills:
         return seen[0] if seen is not None and now - seen[1] <= FRESH_S else None
 
     def overdue(self, now: Instant) -> list[WorkerRecord]:
-        """Workers that were ordered to halt and hang instead. Late workers that do not hang are not ended."""
+        """Workers that were ordered to halt but hang. Workers that are only late are not among them."""
         late = [w for w in (*self._roster.placed(Stage.HALTING), *self._away()) if self._silent(w, now)]
         names = {worker.worker for worker in late}
         self._suspects = {name: at for name, at in self._suspects.items() if name in names}
         return self._given_up([worker for worker in late if self._confirmed(worker, now)], now)
 
     def waiting_for(self, now: Instant) -> None:
-        """Note every minute the workers for which a halted job waits."""
+        """Write a note, every minute, that names the workers for which a halted job waits."""
         looks = [self._look(w, now) for w in (*self._roster.placed(Stage.HALTING), *self._away())]
         if looks:
             self._say(looks, "it has been asked to stop its step", now)
 
     def fenced(self, workers: list[WorkerRecord]) -> None:
-        """Workers were replaced for standing still: allow more time from now on, in case they were only slow."""
+        """Allow more time from now on, as `workers` were replaced for standing still and may only have been slow."""
         if self._spec.hang_timeout is None and workers:
             self._patience = min(hangs.MOST_PATIENCE, 2 * self._patience)
 
@@ -144,10 +144,10 @@ class Standstills:
             self._doubt([self._look(worker, now) for worker in workers], verdict, now)
 
     def _at_devices(self, workers: list[WorkerRecord], verdict: hangs.HangVerdict, now: Instant) -> None:
-        """All have waited too long for their devices: form their groups anew, without ending a worker.
+        """Form the groups anew, without ending a worker, as all have waited too long for their devices.
 
-        The second time at a step, ranks that have called fewer collectives are replaced, as new groups do not help
-        them. If all have called the same, the step may only be slow: after `_ANEW_MOST` times it is waited for.
+        The second time at a step, ranks that have called fewer collectives are replaced, because new groups do not help
+        them. If all have called the same, the step may only be slow: after `_ANEW_MOST` times the job waits for it.
         """
         confirmed = [worker for worker in workers if self._confirmed(worker, now)]
         if len(confirmed) < len(workers):
@@ -196,7 +196,7 @@ class Standstills:
         return seen is None or seen[1] > first
 
     def _given_up(self, workers: list[WorkerRecord], now: Instant) -> list[WorkerRecord]:
-        """The workers that may be ended; none on suspicion alone if they have the last copy of a part of the state."""
+        """The workers among these that may be ended; on suspicion alone, none with the last copy of some state."""
         ranks = {worker.rank for worker in workers if worker.rank is not None}
         if not ranks or self._regroup.held_without(ranks) or self._spec.buddy_every > 0:
             return workers
@@ -219,7 +219,7 @@ class Standstills:
         self._ladder.mend("hang", workers, cause, now, self._job.plan.when(workers[0].worker, since))
 
     def _doubt(self, looks: list[RankObservation], verdict: hangs.HangVerdict, now: Instant) -> None:
-        """All stand still and none is certainly to blame: note it and wait."""
+        """Note that all stand still and none is certainly to blame, and wait."""
         still = [look.seen.seconds for look in looks if look.seen is not None]
         if len(still) < len(looks) or min(still, default=0.0) < min(_SAY_S, self.bounds.base):
             return

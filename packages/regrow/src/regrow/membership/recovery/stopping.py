@@ -1,4 +1,4 @@
-"""End of the job, on request or after a fault: the state goes to disk first, if there is a place for it."""
+"""End of the job, on request or after a fault: the state is saved to disk first if the job writes checkpoints."""
 
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant, Seconds
@@ -23,10 +23,10 @@ from regrow.membership.states import (
 )
 
 _STAYS_S: Seconds = 60.0
-"""Time after the end of its script after which a remaining process is reported."""
+"""A process that remains for this long after the end of its script is reported."""
 _LOOK_S: Seconds = 1.0
 _RECEIVED_S: Seconds = 2.0
-"""Time until steps from before the request are known; agents report steps every 0.2 s."""
+"""Time until all steps from before the request are known; agents report steps every 0.2 s."""
 
 
 class Stopping:
@@ -43,27 +43,27 @@ class Stopping:
         self._look_at: Instant = 0.0
         self._received_by: Instant | None = None
         self._reported = False
-        """True once the processes that stay were reported."""
+        """True once a note has named the processes that remain."""
 
     @property
     def deadline(self) -> Instant | None:
-        """Time at which the job ends, saved or not; None: no end was requested."""
+        """Time at which the job ends, whether its state is saved or not; None: no end was requested."""
         return self._job.stop_by
 
     @property
     def next_deadline(self) -> Instant | None:
-        """Time at which `TimeAdvanced` is needed."""
+        """Time at which the next `TimeAdvanced` is needed; None: at no time."""
         all_receive = isinstance(self._job.state, Training) and self._checkpoints.saved_before_end
         received_by = self._received_by if all_receive else None
         return min((at for at in (self.deadline, received_by) if at is not None), default=None)
 
     def recalled(self, now: Instant) -> None:
-        """A former coordinator received the request: go on with the rest of its time."""
+        """Continue a stop that a former coordinator was asked for, with the rest of its time."""
         if self._job.stop_by is not None:
             self._checkpoints.save_before_end(self._job.step, 0.0, now)
 
     def requested(self, event: facts.StopRequested, now: Instant) -> None:
-        """A signal or an operator requests the end. A repeated request does not extend the time of the first."""
+        """Begin to stop, as a signal or an operator requests. A repeated request does not extend the time limit."""
         if self.deadline is not None and event.patience:
             return
         self._job.stopping = event.reason
@@ -78,7 +78,7 @@ class Stopping:
             self._job.stop_by = now
 
     def advance(self, now: Instant) -> None:
-        """End the job if it is time to; halted ranks no longer wait for room."""
+        """Continue a requested stop; end the job once its time is over or everything is saved."""
         if self.deadline is not None:
             self._asked(self.deadline, now)
         if isinstance(self._job.state, Saving):
@@ -88,7 +88,7 @@ class Stopping:
             self._report_processes(now)
 
     def _report_processes(self, now: Instant) -> None:
-        """Note for people a process that does not end although all steps are done, with the threads that keep it."""
+        """Note a process that does not end although its script has, with the threads that keep it alive."""
         for worker in self._job.roster.placed():
             since, threads = self._job.returned.get(worker.worker, (now, []))
             if worker.living and worker.stage is not Stage.FINISHED and now >= since + _STAYS_S:
@@ -115,12 +115,12 @@ class Stopping:
         elif now >= deadline or (self._checkpoints.saved_before_end and not self._may_have_more()):
             job.end(RUN_AGAIN, text, now)
         elif isinstance(job.state, Mending | Retaining) and self._halted_have_all():
-            job.end_saved(RUN_AGAIN, text, now)  # No worker is started only to end.
+            job.end_saved(RUN_AGAIN, text, now)  # No worker is started only to be ended.
         elif isinstance(job.state, Waiting) and not job.state.saving:
             self._regroup.overdue(job.state, now)
 
     def _awaits_news(self, now: Instant) -> bool:
-        """True if a step that was not known at the time of the request may be missing on disk."""
+        """True if a step may be missing on disk that was not known when the stop was requested."""
         if self._received_by is None or not self._checkpoints.saved_before_end:
             return False
         if not isinstance(self._job.state, Training) or not self._checkpoints.may_be_behind:
@@ -141,7 +141,7 @@ class Stopping:
         )
 
     def _may_have_more(self) -> bool:
-        """True if halting ranks may be at a later step than they have reported, and so than the one on disk."""
+        """True if halting ranks may be at a later step than they have reported, and so than the step on disk."""
         if not isinstance(self._job.state, Mending | Retaining):
             return False
         step = self._checkpoints.savable()
@@ -149,11 +149,11 @@ class Stopping:
         return halting or (step is not None and self._checkpoints.is_news(step))
 
     def _halted_have_all(self) -> bool:
-        """True if halted survivors have the whole state; if not, the recovery may still bring the rest."""
+        """True if halted survivors have the whole state; if not, the recovery may still restore the rest."""
         return not self._job.roster.count(Stage.HALTING) and self._checkpoints.savable() is not None
 
     def _saving(self, state: Saving, now: Instant) -> None:
-        """The job is ending: save the state of halted workers if they have all of it."""
+        """Save the state of halted workers, if they have all of it, then end the job."""
         late = list(self._job.roster.placed(Stage.HALTING))
         if late and now < state.halt_by:
             return

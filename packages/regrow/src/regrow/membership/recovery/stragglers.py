@@ -29,14 +29,14 @@ LEAST_S: Seconds = 0.005
 MOST_SHARE = 4
 """At most one rank in this number is an outlier."""
 FIRST_STEPS = 3
-"""First steps of a membership, which are not judged."""
+"""Number of the first steps of a membership, which are not judged."""
 GRACE: Seconds = 30.0
-"""Time for the ranks to leave the node of a straggler."""
+"""Time for the ranks to leave the node of a straggler that is replaced."""
 SOURCE = "straggler"
 
 
 def outliers(times: Mapping[Rank, Seconds]) -> tuple[set[Rank], Seconds]:
-    """Ranks whose own time of a step exceeds the others', and the others' median; none if there is only one rank."""
+    """Ranks whose own time of a step far exceeds the others' median, and that median; no ranks if there is only one."""
     if len(times) < 2:
         return set(), 0.0
     limit = median_low(times.values()) * (1 + SLOWER)
@@ -52,18 +52,18 @@ def outliers(times: Mapping[Rank, Seconds]) -> tuple[set[Rank], Seconds]:
 
 @dataclass(frozen=True)
 class StragglerFound:
-    """A rank that is a straggler from now on. Times are means over the steps in which it was an outlier."""
+    """Report that a rank is a straggler from now on. Times are means over the steps in which it was an outlier."""
 
     rank: Rank
     own: Seconds
     usual: Seconds
-    """Median of the others."""
+    """Median of the other ranks."""
     steps: int
 
 
 @dataclass(frozen=True)
 class StragglerOver:
-    """A rank that is no longer a straggler."""
+    """Report that a rank is no longer a straggler."""
 
     rank: Rank
 
@@ -87,21 +87,21 @@ class SlowRanks:
     _seen: int = 0
     _slow: dict[Rank, _Streak] = field(default_factory=dict)
     _named: dict[Rank, int] = field(default_factory=dict)
-    """The stragglers, with the number of last steps in a row in which each was no outlier."""
+    """The stragglers, each with the number of the last steps in a row in which it was no outlier."""
 
     def begin(self) -> None:
-        """A membership was formed: drop earlier times, but keep the stragglers."""
+        """Drop the times of the earlier membership, but keep the stragglers."""
         self._times.clear()
         self._slow.clear()
         self._seen = 0
 
     def forget(self, rank: Rank) -> None:
-        """Another worker has the rank."""
+        """Forget a rank, because another worker has it now."""
         self._named.pop(rank, None)
         self._slow.pop(rank, None)
 
     def apply(self, rank: Rank, own: Seconds, ranks: int) -> "list[StragglerFound | StragglerOver]":
-        """A rank has committed a step. All `ranks` are compared once each has reported a step since the last time."""
+        """Note a rank's time of a step; compares all `ranks` once each has reported a step since the last time."""
         self._times[rank] = own
         if len(self._times) < ranks:
             return []
@@ -146,13 +146,13 @@ class Stragglers:
         self._job, self._quarantine, self._give_back = job, quarantine, give_back
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._places: dict[int, SlowRanks] = {}
-        """By place in the replica, as ranks at the same place do the same work."""
+        """The compared ranks, by place in the replica: ranks at the same place do the same work."""
         self._generation = Generation(0)
         self._reported: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
-        """The stragglers, with worker, node and device of their verdicts."""
+        """The stragglers, each with the worker, node and device of its verdict."""
 
     def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
-        """A worker has committed a step."""
+        """Compare a worker's committed step with the others', and report new and former stragglers."""
         worker = self._roster.workers.get(event.worker)
         if not self._counts(worker, event) or worker is None or worker.rank is None:
             return

@@ -1,4 +1,4 @@
-"""Signs in single ranks' work of faults in their nodes: numbers that are not finite, lines of their output."""
+"""Signs of faulty nodes in the work of single ranks: numbers that are not finite, lines in their output."""
 
 from regrow.core.errors import NotFinite
 from regrow.core.ids import Instant, NodeId
@@ -15,7 +15,7 @@ _NOT_FINITE = f"{NotFinite.__module__}.{NotFinite.__qualname__}"
 
 
 class Suspects:
-    """Turns such signs into verdicts.
+    """Turns these signs into verdicts on nodes.
 
     Args:
         job: the job of the ranks.
@@ -29,12 +29,12 @@ class Suspects:
         """Node, device and message of the newest number that is not finite."""
 
     def not_finite(self, worker: WorkerRecord, error: ErrorReport) -> None:
-        """A body ended with an error: remember one about a number that is not finite until the step has run again."""
+        """Remember a body's error about a number that is not finite until the step has run again."""
         if error.type == _NOT_FINITE:
             self._odd = (worker.node, f"slot{worker.local_rank}", error.message)
 
     def gone_on(self, now: Instant) -> None:
-        """All ranks have gone on, so the number that was not finite did not recur."""
+        """Report the node of a number that was not finite but was finite when the step ran again."""
         odd, self._odd = self._odd, None
         if odd is not None:
             node, device, text = odd
@@ -42,7 +42,7 @@ class Suspects:
             self._quarantine.observed(HealthVerdict(node, device, Severity.SUSPECT, Action.NONE, "nan", evidence), now)
 
     def printed(self, worker: WorkerRecord | None, event: LogRuleNews, now: Instant) -> None:
-        """The output of a worker, which may be gone by now, has broken a rule, or obeys it again."""
+        """Turn a worker's news about a log rule, which its output breaks or obeys again, into a verdict."""
         if event.node not in self._job.roster.nodes:
             return
         device = "" if worker is None else f"slot{worker.local_rank}"

@@ -1,7 +1,7 @@
 """Longest duration of each rung of recovery, as a sum of the deadlines on the way. Pure.
 
-It is the time from the detection of a fault to the next step that all have committed, or to the job's end. Another
-fault on the way, which includes a missed deadline, begins a new sum. `docs/protocol.md` has the table;
+A duration is the time from the detection of a fault to the next step that all have committed, or to the job's end.
+Another fault on the way, such as a missed deadline, begins a new sum. `docs/protocol.md` has the table;
 `sim/time_limits.py` checks every incident of every simulated schedule against it.
 """
 
@@ -21,9 +21,9 @@ from regrow.membership.recovery.standstill import FRESH_S
 ELECTED_S: Seconds = 20.0
 """Longest election of another coordinator if a majority of the voters is connected."""
 _LOOKS = 2
-"""Observations of a worker until it is judged to hang."""
+"""Number of observations after which a worker is judged to hang."""
 _TICKS = 3
-"""Intervals of a quarter of the halt's patience: from lateness to the first and second observation and the verdict."""
+"""Quarters of the halt's patience that pass from lateness to the verdict: two observations, then the verdict."""
 
 
 class Wait(StrEnum):
@@ -34,15 +34,15 @@ class Wait(StrEnum):
     PROOF = "P"
     """A standby that is given a rank answers."""
     BUILD = "B"
-    """A newcomer reaches the next stage of its start: its process exists, its script is at its loop."""
+    """A newcomer reaches the next stage of its start: its process exists, or its script is at its loop."""
     NODE = "N"
     """A lost node comes back."""
     FORM = "F"
-    """All have joined the new generation, and newcomers have the state."""
+    """All workers have joined the new generation, and newcomers have the state."""
     COMMIT = "C"
-    """The first step; a rank that stands still in it for this long hangs."""
+    """The first step is committed; a rank that stands still in it for this long hangs."""
     SWITCH = "S"
-    """All stop before the agreed step of a planned change, or are halted at once."""
+    """All ranks stop before the agreed step of a planned change, or are halted at once."""
     END = "E"
     """All workers end."""
     WRITE = "W"
@@ -58,19 +58,19 @@ class Wait(StrEnum):
 
 
 Formula = tuple[tuple[tuple[int, Wait], ...], ...]
-"""A sum of groups of simultaneous waits; of each group the longest wait counts."""
+"""A sum of groups of simultaneous waits; the longest wait of each group counts."""
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """Longest duration of a rung. `formula`: in letters of `Wait`. `total`: with the job's settings."""
+    """Longest duration of a rung. `formula`: in letters of `Wait`. `total`: in seconds, with the job's settings."""
 
     formula: str
     total: Seconds
 
 
 def hang_bound(spec: JobSpec, *, factor: float, patience: float = 1.0) -> Seconds:
-    """Longest standstill of a worker by `hangs`: `factor` times the bound, depending on its observation.
+    """Longest standstill of a worker that `hangs` allows: `factor` times the bound.
 
     Args:
         spec: the job's settings. Its longest step is taken as shorter than a tenth of the bound.
@@ -88,7 +88,7 @@ def unnoticed(spec: JobSpec, *, factor: float, patience: float = 1.0) -> Seconds
 
 
 def waits(spec: JobSpec, *, factor: float, patience: float = 1.0) -> dict[Wait, Seconds]:
-    """Each deadline; arguments as for `hang_bound`."""
+    """Each deadline, by the wait that it ends; arguments as for `hang_bound`."""
     bound = hang_bound(spec, factor=factor, patience=patience)
     ticks = _TICKS * spec.halt_patience / 4
     saves = spec.checkpoint_every > 0
@@ -110,7 +110,7 @@ def waits(spec: JobSpec, *, factor: float, patience: float = 1.0) -> dict[Wait, 
 
 
 def formulas(warmth: Warmth) -> Mapping[str, Formula]:
-    """The sum for each rung. `warmth`: of the standbys; one that waits before its script has one more stage."""
+    """The sum for each rung. `warmth`: of the standbys; a standby that waits before its script has one more stage."""
     halt, proof = (1, Wait.HALT), (1, Wait.PROOF)
     newcomer = (3 if warmth is Warmth.IMPORTS else 2, Wait.BUILD)
     on: Formula = (((1, Wait.FORM),), ((1, Wait.COMMIT),))

@@ -1,1 +1,1 @@
-"""The coordinator's I/O: agents over WebSockets, people over HTTP. Decides nothing itself."""
+"""The coordinator's I/O: agents over WebSockets, people over HTTP. This package makes no decisions."""

@@ -11,15 +11,15 @@ from regrow.core.messages.unions import AgentOrder
 from regrow.core.process.tasks import TaskScope
 
 _FULL_FRAME = 1 << 20
-"""Size of a frame, in bytes, from which no further orders are added to it; a single order may be longer."""
+"""A frame of at least this many bytes gets no further orders; a single order may be longer."""
 
 
 class AgentLink:
-    """A registered agent. Orders wait in a queue, so that a slow agent delays no others.
+    """Link to a registered agent. Orders wait in a queue, so that a slow agent delays no others.
 
     Args:
-        joined: its registration.
-        socket: its open connection.
+        joined: the agent's registration.
+        socket: the agent's open connection.
     """
 
     def __init__(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> None:
@@ -27,19 +27,19 @@ class AgentLink:
         self.joined = joined
         self.socket = socket
         self.stopped = False
-        """True if it announced its end, so that the end of its connection is no loss."""
+        """True if the agent announced its end, so that the end of its connection is no loss."""
         self.gone = asyncio.Event()
         self.orders: asyncio.Queue[AgentOrder] = asyncio.Queue()
 
     def is_of(self, joined: facts.NodeJoined) -> bool:
-        """True if this is the link of the same agent, which has connected again."""
+        """True if this link belongs to the agent that has connected again."""
         return (self.joined.host, self.joined.pid) == (joined.host, joined.pid)
 
     async def gives_way(self, successor: web.WebSocketResponse, *, within: Seconds) -> bool:
-        """Wait for the link's end, so that another agent of the same node can follow; True if it ended in time.
+        """Wait for this link to end, so that another agent of the node can take its place; True if it ended in time.
 
         Args:
-            successor: that agent's connection. It sends nothing until accepted; reading from it answers its pings.
+            successor: the other agent's connection. It sends nothing until accepted; reading from it answers its pings.
             within: longest wait; longer than a lease, so that the loss of a silent agent is known by then.
         """
         async with TaskScope() as scope:
@@ -48,7 +48,7 @@ class AgentLink:
             return lost.done()
 
     def ended(self, lease: Seconds) -> str:
-        """Reason why its connection has ended, for people."""
+        """Reason, for people, why the agent's connection has ended."""
         match self.socket.exception():
             case TimeoutError():
                 return f"it answered nothing for {lease:g} s"
@@ -58,11 +58,11 @@ class AgentLink:
                 return f"{type(error).__name__}: {error}"
 
     def silent(self, lease: Seconds) -> Seconds:
-        """Length of its silence before the end of its connection."""
+        """Length of the agent's silence before the end of its connection."""
         return lease if isinstance(self.socket.exception(), TimeoutError) else 0.0
 
     async def send_orders(self) -> None:
-        """Send orders in sequence until cancelled or until the connection has ended.
+        """Send orders, one after the other, until cancelled or until the connection has ended.
 
         Waiting orders go together as a list in one frame, because one fault causes orders to all ranks of a node.
         """

@@ -1,4 +1,4 @@
-"""Garbage collection of the coordinator's process in quiet times, not while thousands of agents handle a fault.
+"""Garbage collection of the coordinator's process in quiet times, and not while thousands of agents handle a fault.
 
 A full collection stops the process for a third of a second at 5,000 agents, and the messages of one fault cause two.
 """
@@ -13,7 +13,7 @@ _EVERY: Seconds = 5.0
 _PUT_OFF = 12
 """Most times that a collection is put off because there is no quiet moment."""
 _RARELY = 1_000
-"""Collections of younger objects before Python starts a full one by itself, which bounds the memory."""
+"""Number of collections of younger objects before Python starts a full one by itself, which bounds the memory."""
 
 
 class QuietCollections:
@@ -32,14 +32,14 @@ class QuietCollections:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        """Begin; objects that exist already are exempt from collection."""
+        """Begin to collect in quiet times; objects that exist already are exempt from collection."""
         self._usual = gc.get_threshold()
         gc.freeze()
         gc.set_threshold(*self._usual[:2], max(_RARELY, self._usual[2]))
         self._next()
 
     def __exit__(self, *_: object) -> None:
-        """Restore the former settings."""
+        """Restore the former settings of the garbage collector."""
         if self._timer is not None:
             self._timer.cancel()
         gc.set_threshold(*self._usual)

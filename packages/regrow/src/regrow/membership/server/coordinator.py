@@ -1,4 +1,4 @@
-"""The coordinator's I/O: agents over WebSockets, people over HTTP, time by a timer. Decides nothing itself."""
+"""The coordinator's I/O: agents over WebSockets, people over HTTP, time by a timer. It makes no decisions."""
 
 import asyncio
 import errno
@@ -27,15 +27,15 @@ from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, unknown, words_of
 
 HELLO_DEADLINE = 10.0
-"""Silence after which an agent, or a launcher, counts as lost."""
+"""Silence, in seconds, after which an agent or a launcher counts as lost."""
 _CLOSE_DEADLINE = 1.0
 _BACKLOG = 4096
-"""Connections of launchers and agents that the kernel accepts while this process is paused."""
+"""Number of connections from launchers and agents that the kernel accepts while this process is paused."""
 _SHORTEST_WAIT = 0.001
 _PAUSE = 1.0
-"""Delay of a timer from which this process counts as having been paused."""
+"""A timer that fires this much late, in seconds, shows that this process was paused."""
 _CATCH_UP = 5.0
-"""After a pause, read queued messages for this long before judging deadlines."""
+"""After a pause, read queued messages for at most this long, in seconds, before judging deadlines."""
 
 Watcher = Callable[[Record | facts.NodeProgress], None]
 """Called with every record and with the newest commits of each node, as they arrive."""
@@ -100,7 +100,7 @@ class Coordinator:
     # --- opening and closing -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> "Coordinator":
-        """Listen. Raises `UsageError` if the address is taken or is not one of this machine."""
+        """Begin to listen. Raises `UsageError` if the address is taken or is not one of this machine."""
         app = web.Application(middlewares=[self._guard])
         api = HttpApi(self, self._machine.spec, lambda: self._machine.world, self._machine.snapshot)
         app.add_routes([web.get("/agent", self._serve_agent), *api.routes(), *self._routes])
@@ -133,12 +133,12 @@ class Coordinator:
         await http.close(self._runner)
 
     async def let_nobody_in(self) -> None:
-        """Refuse new connections, as if it had ended; existing ones stay."""
+        """Refuse new connections, as if the coordinator had ended; existing connections stay."""
         await http.stop_listening(self._runner)
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The port on which the coordinator listens."""
         return self._port
 
     @property
@@ -219,7 +219,7 @@ class Coordinator:
         link = self._links.get(node)
         if link is not None:
             link.orders.put_nowait(order)
-        # Without a link the node is lost; the machine learns that from `NodeLost`, not from a failed order.
+        # Without a link the node is lost; the machine learns this from `NodeLost`, not from a failed order.
 
     def _show(self, item: Record | facts.NodeProgress) -> None:
         for watcher in list(self.watchers):
@@ -254,7 +254,7 @@ class Coordinator:
             self._timer = asyncio.get_running_loop().call_later(wait, self._time_passed, self._clock.now() + wait)
 
     def _time_passed(self, due: Instant) -> None:
-        """Handle the deadline at `due`. If called late, this process was paused and first reads queued messages."""
+        """Handle the deadline at `due`; if called late, after a pause of this process, read queued messages first."""
         late = self._clock.now() - due
         if late < _PAUSE:
             self.submit(facts.TimeAdvanced())
@@ -296,7 +296,7 @@ class Coordinator:
         return socket
 
     async def _succeeds(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> bool:
-        """True if an agent may take its node's place; waits until an earlier agent in it is known to be lost."""
+        """True if an agent may take its node's place; waits until an earlier agent of the node is known to be lost."""
         while (former := self._links.get(joined.node)) is not None and not former.is_of(joined):
             if not await former.gives_way(socket, within=1.5 * self._lease):
                 return False
@@ -321,7 +321,7 @@ class Coordinator:
         return fact if isinstance(fact, facts.NodeJoined) else None
 
     async def _take_facts(self, link: AgentLink) -> str:
-        """Take facts until the connection ends; returns the reason of its end."""
+        """Take an agent's facts until its connection ends; returns the reason of that end."""
         async for message in link.socket:
             if message.type is not WSMsgType.BINARY:
                 continue

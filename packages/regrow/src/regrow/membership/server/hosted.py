@@ -11,7 +11,7 @@ from regrow.membership.orders import Command
 
 
 class Machine(Protocol):
-    """A membership machine as the server uses it."""
+    """A membership machine, as the server uses it."""
 
     @property
     def spec(self) -> JobSpec:
@@ -28,7 +28,7 @@ class Machine(Protocol):
         ...
 
     def next_deadline(self) -> Instant | None:
-        """Latest time at which `TimeAdvanced` must be sent."""
+        """Latest time at which `TimeAdvanced` must be sent; None: nothing is awaited."""
         ...
 
     def snapshot(self) -> msgspec.Struct:

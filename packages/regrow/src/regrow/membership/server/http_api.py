@@ -25,7 +25,7 @@ Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class WallClock(msgspec.Struct, frozen=True):
-    """`GET /time`: seconds since the epoch."""
+    """Answer to `GET /time`: seconds since the epoch."""
 
     time: Seconds
 
@@ -39,20 +39,20 @@ class ApiHost(Protocol):
         ...
 
     def submit(self, fact: Fact) -> AnswerScale | None:
-        """Give the machine a fact."""
+        """Give the machine a fact; returns its answer, if it has one."""
         ...
 
     async def wait_ended(self) -> EndJob:
-        """The job's end."""
+        """Wait for the job's end and return it."""
         ...
 
     def make_offer(self, request: JoinRequest) -> JoinOffer:
-        """The offer to a node that asks to join. Raises `UsageError` if it may not join."""
+        """The offer to a node that asks to join. Raises `UsageError` if the node may not join."""
         ...
 
 
 class HttpApi:
-    """Answers requests.
+    """Answers HTTP requests.
 
     Args:
         host: the coordinator.
@@ -82,7 +82,7 @@ class HttpApi:
         ]
 
     def actions(self) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
-        """Operators' actions on a running job. A server of these must check the job's token first."""
+        """Operators' actions on a running job. A server that offers them must check the job's token first."""
         drain, move = self._serve_drain, self._serve_move
         return {"drain": drain, "move": move, "scale": self._serve_scale, "kill": self._serve_kill}
 

@@ -1,4 +1,4 @@
-"""The coordinator's side of succession: it sends launchers of other nodes everything needed for a takeover."""
+"""The coordinator's side of succession: it sends other nodes' launchers all that they need for a takeover."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from regrow.membership.succession.voters import Voters
 from regrow.membership.succession.witness import is_witness
 
 _WRITE_S: Seconds = 0.2
-"""Time for which news is collected before it is written."""
+"""Time for which changes are collected before they are written."""
 _PROBE_S: Seconds = 1.0
 _log = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 class _LeaderStatus(Enum):
     OPEN = auto()
     ENDED = auto()
-    """The job has ended."""
+    """The job has ended; no successor is needed."""
     GIVEN_WAY = auto()
     """Another coordinator takes the place of this one."""
 
 
 class SuccessionApi:
-    """Answers launchers; within `async with` it also keeps the list of voters up to date.
+    """Answers launchers; as a context manager, it also keeps the list of voters up to date.
 
     Args:
         voters: the launchers that may elect a successor.
@@ -75,16 +75,16 @@ class SuccessionApi:
         return [web.post("/launcher", self._serve)]
 
     def changed(self) -> None:
-        """The coordinator has taken decisions, which successors need to know."""
+        """Note that the coordinator has made decisions, which successors need to know."""
         self._dirty = True
 
     def end(self) -> None:
-        """The job has ended: inform launchers, so that they elect no successor."""
+        """Inform launchers that the job has ended, so that they elect no successor."""
         self._status = _LeaderStatus.ENDED
         self._wake()
 
     def give_way(self) -> None:
-        """The job goes on without this coordinator: release waiting launchers without reporting an end."""
+        """Release waiting launchers without reporting an end, as the job goes on without this coordinator."""
         self._status = _LeaderStatus.GIVEN_WAY
         self._wake()
 
@@ -103,7 +103,7 @@ class SuccessionApi:
             self._witness.close()
 
     def remove_witness(self) -> None:
-        """The job has ended, so that the witness is no longer needed."""
+        """Delete the witness, which is no longer needed because the job has ended."""
         if self._witness is not None:
             self._witness.close(remove=True)
             self._witness = None
@@ -189,7 +189,7 @@ class SuccessionApi:
         )
 
     async def _ask(self, session: ClientSession, voter: Voter) -> None:
-        """Ask a launcher for its leader; note that its process has ended if nothing listens at its address."""
+        """Ask a launcher which leader it follows; note that its process has ended if nothing listens at its address."""
         try:
             async with session.get(tls.url(f"{voter.address}/leader"), headers=self._headers) as response:
                 if response.status == 200:

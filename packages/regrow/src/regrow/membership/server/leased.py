@@ -1,4 +1,4 @@
-"""A machine that decides nothing while another coordinator may have been elected."""
+"""A machine that makes no decisions while another coordinator may have been elected."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,11 +17,11 @@ from regrow.membership.succession.voters import PASSED_S, Voters
 
 _LOOK_S: Seconds = 0.2
 _GIVE_UP_S: Seconds = 30.0
-"""Time for links to come back."""
+"""Time for the links to voters to come back."""
 
 
 class LeasedMachine:
-    """Behaves like the machine that it wraps while this coordinator may decide; otherwise facts wait.
+    """Behaves like the machine that it wraps while this coordinator may decide; at other times facts wait.
 
     Args:
         machine: takes the decisions.
@@ -53,11 +53,11 @@ class LeasedMachine:
         return self._machine.snapshot()
 
     def next_deadline(self) -> Instant | None:
-        """Latest time at which `TimeAdvanced` must be sent."""
+        """Latest time at which `TimeAdvanced` must be sent; None: nothing is awaited."""
         return self._machine.next_deadline() if self._look_at is None else self._look_at
 
     def retire(self) -> None:
-        """Take no further decisions, as this process ends and others elect another coordinator."""
+        """Make no further decisions, because this process ends and others elect another coordinator."""
         self._retired = True
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:

@@ -1,4 +1,4 @@
-"""Requests of operators to a job's coordinator. Sending them needs no server."""
+"""Requests of operators to a job's coordinator. They can be sent without a server."""
 
 import msgspec
 
@@ -20,7 +20,7 @@ class ScaleRequest(msgspec.Struct, frozen=True):
 class DrainRequest(msgspec.Struct, frozen=True):
     """`POST /drain`: give a node back within `grace` seconds.
 
-    `certain`: the node goes in any case, so the job cannot refuse.
+    `certain`: the node is taken away in any case, so the job cannot refuse.
     """
 
     node: NodeId

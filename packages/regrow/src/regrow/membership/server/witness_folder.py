@@ -1,4 +1,4 @@
-"""A witness as a folder on a disk that launchers share. Its places are files, each created by only one launcher."""
+"""A witness as a folder on a disk that launchers share. Each place in it is a file that only one launcher creates."""
 
 import asyncio
 import contextlib
@@ -21,25 +21,25 @@ from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.witness import SCHEME, Witness, is_witness
 
 _DISK_S: Seconds = 4.0
-"""Longest wait for an answer of the disk; a later answer is ignored."""
+"""Longest wait for an answer from the disk; a later answer is ignored."""
 _KEPT = 256
-"""Number of newest places that are kept. They cover minutes, longer than any word can be late."""
+"""Number of newest places that are kept. They span minutes, which is longer than any write can be late."""
 Got = TypeVar("Got")
 
 
 def place_file(folder: Path, place: int) -> Path:
-    """File of one place of a witness."""
+    """The file for one place of a witness."""
     return folder / f"place-{place:012d}"
 
 
 def newest_place(folder: Path) -> int:
-    """The newest place that is taken; 0: none is. Raises `OSError`."""
+    """The number of the newest place that is taken; 0: none is. Raises `OSError`."""
     names = (name.removeprefix("place-") for name in os.listdir(folder) if name.startswith("place-"))
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def read_place(folder: Path, place: int) -> WitnessWord:
-    """Read the word at a place. Raises `OSError` and `UNREADABLE`."""
+    """Read the entry at a place. Raises `OSError` and `UNREADABLE`."""
     return msgspec.json.decode(place_file(folder, place).read_bytes(), type=WitnessWord)
 
 
@@ -47,7 +47,7 @@ def take_place(folder: Path, place: int, word: WitnessWord) -> bool:
     """Take a place if it is free; returns True if this launcher took it. Raises `OSError`.
 
     The file is complete before it gets its name, and `link` gives a name only once, also on network file systems. If
-    its answer is lost there, the number of the file's links shows whether it succeeded (open(2)).
+    the answer of `link` is lost there, the file's number of links shows whether it succeeded (open(2)).
     """
     temporary = folder / f"draft-{secrets.token_hex(8)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -66,7 +66,7 @@ def take_place(folder: Path, place: int, word: WitnessWord) -> bool:
 
 
 def make_witness(home: Path, job: str) -> Voter:
-    """A witness for one run of a job, in its own folder. Raises `OSError`, also if there are no hard links."""
+    """Make a witness, in a folder of its own, for one run of a job. Raises `OSError`, also without hard links."""
     name = f"{job}-{secrets.token_hex(8)}"
     folder = home.absolute() / name
     folder.mkdir(mode=0o700, parents=True)
@@ -83,7 +83,7 @@ def make_witness(home: Path, job: str) -> Voter:
 
 
 class WitnessFolder:
-    """One launcher's connection to a witness. No call waits for the disk longer than some seconds.
+    """One launcher's access to a witness. No call waits for the disk longer than some seconds.
 
     Args:
         voter: the witness.
@@ -103,7 +103,7 @@ class WitnessFolder:
 
     @classmethod
     def among(cls, voters: list[Voter]) -> "WitnessFolder | None":
-        """A connection to the witness among these voters, if there is one."""
+        """Access to the witness among these voters; None: there is no witness."""
         return next((cls(voter) for voter in voters if is_witness(voter)), None)
 
     async def bind(self, voters: Voters) -> bool:
@@ -122,7 +122,7 @@ class WitnessFolder:
         return True
 
     async def votes(self, asked: VoteAsked) -> bool:
-        """True if the witness elects this launcher, or in a trial would elect it."""
+        """True if the witness elects this launcher, or, in a trial vote, would elect it."""
         if not await self._look() or not self._known.elects(asked, self._clock.now()):
             return False
         return asked.trial or await self._take(WitnessWord(asked.term, asked.name, asked.version), self._clock.now())
@@ -134,7 +134,7 @@ class WitnessFolder:
         self._disk.close()
 
     async def _look(self) -> bool:
-        """Read the newest word; returns True if the disk has answered."""
+        """Read the newest entry; returns True if the disk has answered."""
 
         def look() -> tuple[int, WitnessWord | None]:
             place = newest_place(self._folder)

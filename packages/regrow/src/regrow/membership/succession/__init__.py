@@ -1,1 +1,1 @@
-"""Takeover of a running job's decisions by another machine, from the agents' knowledge. Pure."""
+"""Takeover of a running job by another coordinator, from the agents' knowledge. Pure."""

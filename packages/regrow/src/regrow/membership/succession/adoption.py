@@ -1,4 +1,4 @@
-"""Entry into a running job from its agents' reports: the workers' ranks, and the progress of each.
+"""Entry of a new machine into a running job, from its agents' reports on the workers' ranks and progress.
 
 A generation in which every worker is undisturbed goes on, and no worker receives an order. Any other generation is
 given up as after a fault, and the next is formed from the workers' steps. Workers still joining become standbys.
@@ -33,7 +33,7 @@ TAKEN_OVER = "its decisions were taken over from a coordinator that had failed"
 
 
 class Succession:
-    """Collects a machine's knowledge that agents lack, and enters a running job into a new machine.
+    """Collects the knowledge that a machine has and agents lack, and enters a running job into a new machine.
 
     Args:
         job: the machine's job.
@@ -63,11 +63,11 @@ class Succession:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pasts: dict[str, WorkerPast] = {}
         self._gone: set[WorkerId] = set()
-        """Workers whose end is recorded already."""
+        """Workers whose end is in the records already."""
         self._loss: CoordinatorLoss | None = None
 
     def remember(self, move: RankMove | None) -> JobMemory:
-        """The knowledge about the job that a successor cannot get from the agents. `move`: the accepted one."""
+        """Knowledge about the job that a successor cannot get from the agents. `move`: the accepted move, if any."""
         job, nodes = self._job, self._roster.nodes.values()
         return JobMemory(
             plan=job.plan,
@@ -103,7 +103,7 @@ class Succession:
         )
 
     def notices(self, memory: JobMemory, now: Instant) -> list[facts.NodeDraining]:
-        """Notices of the nodes that are given back, if the agents that received them are still connected."""
+        """Notices of nodes that are to be given back, if the agents that received them are still connected."""
         there = {node.node: node.store for node in self._roster.living_nodes()}
         return [
             facts.NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason)
@@ -119,7 +119,7 @@ class Succession:
         memory: JobMemory,
         now: Instant,
     ) -> None:
-        """Enter the job. `joined`: the connected agents, which all have reported. `failures`: came after that."""
+        """Enter the job. `joined`: the connected agents, which have all reported. `failures`: came after that."""
         self._recall(memory)
         self._loss = memory.loss
         table = memory.table
@@ -170,7 +170,7 @@ class Succession:
         reports: Mapping[NodeId, NodeReport],
         now: Instant,
     ) -> None:
-        """Enter nodes in the order of their ranks; nodes with ranks whose agents are not connected are lost."""
+        """Enter nodes in the order of their ranks; a node with ranks is lost if its agent is not connected."""
         there = {each.node: each for each in joined}
         homes = list(dict.fromkeys(member.node for member in table.members))
         for name in [*homes, *(node for node in there if node not in homes)]:
@@ -208,7 +208,7 @@ class Succession:
         self._mend(members, now)
 
     def _turned(self, members: Sequence[WorkerRecord]) -> FinishedTraining | None:
-        """The training of these workers, if the last coordinator had finished it and was to begin another."""
+        """The training of these workers, if the last coordinator had finished it and was about to begin another."""
         known = {each.name: each for each in self._job.trainings.finished}
         left = [worker.ended for worker in members if (past := self._pasts.get(worker.worker)) and past.released]
         return next((each for each in (*(known.get(one.training) for one in members), *left) if each is not None), None)
@@ -230,7 +230,7 @@ class Succession:
             self._orders.write(record.WorkerGone(at=now, worker=worker.worker, rank=rank, code=code, reason=reason))
 
     def _enter(self, past: WorkerPast, now: Instant) -> WorkerRecord:
-        """Enter one worker with all that it has reported."""
+        """Enter one worker with everything that it has reported."""
         spawn = past.spawn
         worker = WorkerRecord(past.worker, spawn.node, spawn.role, None, past.local_rank, since=now)
         worker.built_for, worker.built_slot, worker.built_world = past.built_for, past.built_slot, past.built_world
@@ -270,7 +270,7 @@ class Succession:
         return Stage.FINISHED if finished else Stage.MEMBER
 
     def _enter_others(self, now: Instant) -> None:
-        """Enter workers without a rank: those that never had one may fill one, the others are fenced."""
+        """Enter workers without a rank: those that never had one may fill one later, the others are fenced."""
         for past in self._pasts.values():
             if past.worker in self._roster.workers or past.code is not None:
                 continue
@@ -302,7 +302,7 @@ class Succession:
         self._apply_again(members, now)
 
     def _apply_again(self, members: Sequence[WorkerRecord], now: Instant) -> None:
-        """Handle again the facts that the last coordinator may not have handled: errors before exits."""
+        """Handle again the facts that the last coordinator may not have handled: first errors, then exits."""
         pasts = [past for worker in members if (past := self._pasts.get(worker.worker)) is not None]
         errors = [*(past.failed for past in pasts), *(past.faulted for past in pasts)]
         for fact in errors:
@@ -322,7 +322,7 @@ class Succession:
     # --- workers that build ------------------------------------------------------------------------------------
 
     def _build_on(self, table: GenerationTable, now: Instant) -> None:
-        """Continue while workers build: no generation was formed since all were started."""
+        """Let all workers go on building, as no generation was formed since they were started."""
         self._job.goto(Building())
         if self._job.kept is not None:
             self._generations.copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
@@ -340,7 +340,7 @@ class Succession:
         self._enter_others(now)
         if missing:
             self._roster.renumber([], now)
-            self._roster.world = table.head.world  # Kept, so that another size of the next world is recorded.
+            self._roster.world = table.head.world  # Kept so that another size of the next world is recorded.
             self._orders.note(say.NOT_ALL_TRAINING, now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
             self._apply_again(list(self._roster.workers.values()), now)

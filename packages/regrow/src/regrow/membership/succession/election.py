@@ -1,29 +1,29 @@
 """A launcher's part in the election of another coordinator. Pure.
 
-It votes once a term, never for a candidate that knows less than itself, and never while the coordinator may count on
-it. It also votes for candidates that it does not know as voters, and even if it does not know itself as one: the
-candidate counts the votes of those that the newest handover names, which this launcher may not have. Once it has voted,
-it ignores coordinators of older terms. As in Raft (Ongaro, "Consensus: Bridging Theory and Practice", chapters 3, 4.1,
-6.4.1 and 9.6), but with turns instead of random waits.
+A launcher votes once a term, never for a candidate that knows less than itself, and never while the coordinator may
+count on it. It also votes for candidates that it does not know as voters, and even if it does not know itself as one:
+the candidate counts the votes of the voters in the newest handover, which this launcher may not have. Once it has
+voted, it ignores coordinators of older terms. As in Raft (Ongaro, "Consensus: Bridging Theory and Practice", chapters
+3, 4.1, 6.4.1 and 9.6), but with turns instead of random waits.
 """
 
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.elections import Handover, VoteAnswered, VoteAsked, Voter
 
 _TURN_S: Seconds = 0.3
-"""Interval between the candidacies of two voters, so that one is elected before the next one stands."""
+"""Interval between the candidacies of two voters, so that one is elected before the next becomes a candidate."""
 _WAIT_S: Seconds = 2.0
-"""Time for which a launcher that has voted for another waits for it to begin, and votes for no other.
+"""Time for which a launcher that has voted for a candidate waits for it to begin, and votes for no other.
 
 Otherwise a third candidate could get votes after the election, from launchers that the elected one has not reached yet.
 These could no longer follow the elected one, and those that it has reached would be bound to a leader without quorum.
 """
 FEWEST_VOTERS = 3
-"""Fewest voters for an election: of two, the remaining one is no majority."""
+"""Fewest voters for an election: one that remains of two is no majority."""
 
 
 class Election:
-    """Knowledge and promises of one launcher in elections.
+    """Knowledge and promises of one launcher in elections of a coordinator.
 
     Args:
         me: this launcher.
@@ -33,14 +33,14 @@ class Election:
         self.me = me
         self.handover: Handover | None = None
         self.term = 0
-        """The newest term that it has received or voted in."""
+        """The newest term that this launcher has received or voted in."""
         self.bound_until: Instant = float("-inf")
         """Time until which the coordinator counts on this launcher."""
         self.candidates: dict[str, str] = {}
-        """Addresses of candidates by name, since the coordinator's last answer. Not all are known as voters."""
+        """Addresses of candidates, by name, since the coordinator's last answer. Not all are known as voters."""
         self._leads = False
         self._voted_for = ""
-        """The candidate for which it waits."""
+        """The candidate for which this launcher has voted and is waiting."""
         self._next: Instant = float("-inf")
         self._waits_until: Instant = float("-inf")
         self._seen = 0
@@ -50,31 +50,31 @@ class Election:
 
     @property
     def possible(self) -> bool:
-        """True if there are enough voters to hold an election after the loss of one."""
+        """True if there are enough voters to hold an election after one is lost."""
         return self.handover is not None and len(self.handover.voters) >= FEWEST_VOTERS
 
     @property
     def turn(self) -> int | None:
-        """Position of this launcher among the voters; None: it is not one of them."""
+        """Position of this launcher among the voters; None: it is no voter."""
         if self.handover is None:
             return None
         names = [voter.name for voter in self.handover.voters]
         return names.index(self.me.name) if self.me.name in names and self.handover.memory else None
 
     def follow(self, lease: Seconds, now: Instant) -> None:
-        """Another coordinator was elected; it may take up to `lease` until its first answer."""
+        """Note that another coordinator was elected, which may take up to `lease` until its first answer."""
         self.bound_until = max(self.bound_until, now + lease)
 
     def miss(self, term: int) -> None:
-        """An agent needs the coordinator of this term and gets no answer. Later coordinators are not affected."""
+        """Note that an agent needs the coordinator of this term and gets no answer. Later ones are not affected."""
         self._missed = max(self._missed, term)
 
     def misses(self, term: int) -> bool:
-        """True if the coordinator of this term is needed and has not answered since."""
+        """True if an agent needs the coordinator of this term, which has not answered since."""
         return self._missed >= term
 
     def received(self, term: int, handover: Handover | None, lease: Seconds, now: Instant) -> bool:
-        """The coordinator of this term has answered; False if a newer term is known, so that it is deposed."""
+        """Take an answer of this term's coordinator; False if a newer term is known, so that it is deposed."""
         if term < self.term:
             return False
         self.term, self._missed = term, 0
@@ -85,15 +85,15 @@ class Election:
         return True
 
     def become_leader(self) -> None:
-        """This launcher hosts the coordinator, which counts on it until `released` is called, also after a pause."""
+        """Note that this launcher hosts the coordinator, which counts on it until `released`, even through a pause."""
         self._leads = True
 
     def released(self, now: Instant) -> None:
-        """The process of the coordinator has certainly ended, so that it no longer counts on any voter."""
+        """Note that the coordinator's process has certainly ended, so that it no longer counts on any voter."""
         self.bound_until, self._leads = min(self.bound_until, now), False
 
     def vote(self, asked: VoteAsked, now: Instant) -> bool:
-        """Vote on a candidate; True if this launcher elects it."""
+        """Vote on a candidate; returns True if this launcher elects it."""
         self._seen = max(self._seen, asked.term)
         if asked.voter == self.me.name != asked.name:
             self.candidates[asked.name] = asked.address
@@ -111,7 +111,7 @@ class Election:
         return True
 
     def stand(self, now: Instant) -> VoteAsked | None:
-        """The request for a trial vote on this launcher, to be sent to the others; None: it is not its turn."""
+        """Request for a trial vote on this launcher, to be sent to the others; None: it is not its turn."""
         turn, mine = self.turn, self.handover
         if turn is None or mine is None or not self.possible or self._leads:
             return None
@@ -123,15 +123,15 @@ class Election:
         return VoteAsked(term, self.me.name, mine.version, trial=True, address=self.me.address)
 
     def campaign(self, asked: VoteAsked, now: Instant) -> VoteAsked | None:
-        """The trial succeeded: the request for real votes, after its own vote; None: it is no longer free to vote."""
+        """Request for real votes after a successful trial, with this launcher's own vote; None: it may not vote now."""
         real = VoteAsked(asked.term, asked.name, asked.version, address=asked.address)
         return real if now >= self._waits_until and self.vote(real.to(self.me.name), now) else None
 
     def answered(self, answer: VoteAnswered) -> bool:
-        """True if the answer is a vote; a refusal contains the term after which to stand again."""
+        """True if the answer is a vote; a refusal contains the term after which to try again."""
         self._seen = max(self._seen, answer.term)
         return answer.granted
 
     def wins(self, votes: int) -> bool:
-        """True if this number of votes, its own included, elects it."""
+        """True if this number of votes, with this launcher's own, elects it."""
         return self.handover is not None and votes >= self.handover.quorum

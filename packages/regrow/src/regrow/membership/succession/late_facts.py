@@ -1,6 +1,6 @@
-"""Meaning of facts that are handled later than they arrived, several together. Pure.
+"""Meaning of facts that are handled some time after they arrived, several of them together. Pure.
 
-A coordinator that may have been deposed keeps facts until that is clear; a new one until the agents have reported.
+A coordinator that may be deposed keeps facts until that is decided; a new one, until the agents have reported.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from regrow.membership.orders import Command
 
 
 def aged(fact: Fact, late: Seconds) -> Fact:
-    """The fact after a delay of `late`, which shortens the grace of a drain and the patience of a stop."""
+    """A fact as it is after a delay of `late`, which shortens the grace of a drain and the patience of a stop."""
     if isinstance(fact, facts.NodeDraining | facts.DrainRequested):
         return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
     if isinstance(fact, facts.StopRequested):
@@ -24,7 +24,7 @@ def aged(fact: Fact, late: Seconds) -> Fact:
 
 
 def says_all_of(later: Fact, fact: Fact) -> bool:
-    """True if a later fact makes a waiting one superfluous, which keeps queues short."""
+    """True if a later fact makes a waiting one superfluous; such facts are dropped to keep queues short."""
     match fact, later:
         case facts.TimeAdvanced(), facts.TimeAdvanced():
             return True
@@ -35,7 +35,7 @@ def says_all_of(later: Fact, fact: Fact) -> bool:
 
 
 def still_meant(commands: Sequence[Command], fact: Fact) -> list[Command]:
-    """The commands, not carried out yet, that are still valid after this fact.
+    """The commands, not carried out yet, that remain valid after this fact.
 
     Orders to a lost agent must not reach the node's next agent, which may connect before they are sent: it would start
     a worker that counts as lost with the first agent, or end itself in place of that agent.

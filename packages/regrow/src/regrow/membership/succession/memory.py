@@ -1,4 +1,4 @@
-"""Knowledge about a job that only the coordinator has, so that a successor cannot get it from agents."""
+"""Knowledge about a job that only the coordinator has: a successor cannot get it from the agents."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class GivenBack:
 
 @dataclass(frozen=True)
 class CoordinatorLoss:
-    """Loss of the last coordinator with its node. `at`: time at which it was last known to be alive."""
+    """Loss of the last coordinator together with its node. `at`: time at which it was last known to be alive."""
 
     node: NodeId
     at: Instant
@@ -34,7 +34,7 @@ class CoordinatorLoss:
 
 @dataclass
 class JobMemory:
-    """Knowledge of the last coordinator.
+    """Knowledge of the last coordinator about the job.
 
     Attributes:
         plan: faults on demand, and those that have struck.

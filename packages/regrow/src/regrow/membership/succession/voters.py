@@ -1,4 +1,4 @@
-"""Launchers that may elect another coordinator, as the present one knows them. Pure.
+"""Launchers that may elect another coordinator, as the present coordinator knows them. Pure.
 
 A voter that has answered a heartbeat elects no other for one lease after that heartbeat was sent. So a coordinator may
 decide while fewer voters than a quorum are free to elect another. Voters change one at a time, and a change counts when
@@ -12,26 +12,26 @@ from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.elections import Handover, LauncherPresent, Leader, Voter
 
 VOTE_LEASE: Seconds = 10.0
-"""Time for which a launcher that has answered elects no other: as long as a node may be unreachable."""
+"""Time for which a launcher that has answered elects no other coordinator: as long as a node may be unreachable."""
 PASSED_S: Seconds = 3.0
-"""Time within which a candidate of a later term is elected, or cannot be while the last coordinator exists."""
+"""Time within which a candidate of a later term is elected, or cannot be, while the last coordinator still exists."""
 _ENDED = -1
 MOST_VOTERS = 7
-"""Most voters. More would cost messages and hardly make an election more likely to succeed."""
+"""Largest number of voters. More would cost messages and hardly make an election more likely to succeed."""
 
 
 @dataclass
 class _Launcher:
     voter: Voter
     bound_until: Instant
-    """Time until which it elects no other coordinator."""
+    """Time until which the launcher elects no other coordinator."""
     holds: int = 0
-    """Number of the newest handover of this term that it has."""
+    """Number of the newest handover of this term that the launcher has."""
 
 
 @dataclass
 class Voters:
-    """The voters of one coordinator, in one term.
+    """The voters for one coordinator in one term.
 
     Attributes:
         me: the coordinator's own launcher.
@@ -48,7 +48,7 @@ class Voters:
     deposed_by: Leader | None = None
     """A known coordinator of a later term; None: none is known."""
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
-    """By number of the handover: the voters of the newest one that counts, and of all later ones."""
+    """The voters by handover, for the newest handover that counts and all later ones."""
     _launchers: dict[str, _Launcher] = field(default_factory=dict)
     _later_voters: set[str] = field(default_factory=set)
     """Launchers that have voted in a later term."""
@@ -72,11 +72,11 @@ class Voters:
 
     @property
     def may_change(self) -> bool:
-        """True if the newest voters count, so that they may be changed."""
+        """True if the newest set of voters counts, so that it may be changed."""
         return len(self._sets) == 1 and self._counts(min(self._sets))
 
     def received(self, present: LauncherPresent, now: Instant) -> None:
-        """A launcher has reported its presence."""
+        """Note a launcher's report of its presence."""
         known = self._launchers.setdefault(present.voter.name, _Launcher(present.voter, now))
         if present.beat is not None:
             known.bound_until = max(known.bound_until, present.beat + self.lease)
@@ -86,18 +86,18 @@ class Voters:
 
     @property
     def has_later_vote(self) -> bool:
-        """True if a voter has voted in a later term, so that it no longer answers, though no other may be elected."""
+        """True if a voter has voted in a later term and so no longer answers, though nobody else may be elected."""
         return any(voter.name in self._later_voters for voters in self._sets.values() for voter in voters)
 
     def notified(self, name: str, leader: Leader) -> None:
-        """A launcher has reported the leader that it follows."""
+        """Note the leader that a launcher follows, by its own report."""
         if leader.voted > self.term:
             self._later_voters.add(name)
         if leader.term > self.term:
             self.deposed_by = leader
 
     def ended(self, name: str, now: Instant) -> None:
-        """The process of a launcher has certainly ended. If it was still bound, it can never elect another."""
+        """Note that a launcher's process has certainly ended; if it was still bound, it can never elect another."""
         known = self._launchers.get(name)
         if known is not None and now < known.bound_until:
             known.bound_until, known.holds = float("inf"), _ENDED
@@ -109,7 +109,7 @@ class Voters:
             self.number += 1
 
     def change(self, now: Instant) -> bool:
-        """Add a launcher, or remove a silent one, if voters may be changed now; returns True if one was."""
+        """Add a launcher to the voters, or remove a silent one, if they may change now; returns True if they did."""
         if not self.may_change:
             return False
         voters = self.newest
@@ -131,22 +131,22 @@ class Voters:
         return True
 
     def handover(self, name: str) -> Handover:
-        """The handover for this launcher; only voters get the memory."""
+        """The handover for a launcher. It includes the coordinator's knowledge only if the launcher is a voter."""
         voters = self.newest
         secret = self.memory if any(voter.name == name for voter in voters) else b""
         return Handover(self.term, self.number, voters, self.me.node, secret)
 
     def for_witness(self, witness: str, now: Instant) -> int:
-        """Number of the handover that a witness records next: one held by a launcher that could win with its vote.
+        """Number of the handover that a witness records next; a launcher that could win with the witness's vote has it.
 
-        If none answers, the newest, so that it counts for the remaining voters. Never older than the witness's last.
+        If no launcher answers, it is the newest, which then counts for the remaining voters. It never goes back.
         """
         others = [each.holds for name, each in self._launchers.items() if name != witness and self._answers(name, now)]
         known = self._launchers.get(witness)
         return max(0 if known is None else known.holds, max(others, default=self.number))
 
     def quiet(self, now: Instant) -> list[Voter]:
-        """Bound voters that have not answered for half a lease, so that it must be checked if they have ended."""
+        """Bound voters that have not answered for half a lease, so that their processes may have ended."""
         voters = {voter.name: voter for voters in self._sets.values() for voter in voters}
         found = [(voter, self._launchers.get(name)) for name, voter in voters.items()]
         return [voter for voter, known in found if known and 0 < known.bound_until - now < self.lease / 2]

@@ -1,4 +1,4 @@
-"""A coordinator's knowledge as encoded for its successors. Times are of its own clock. Pure."""
+"""A coordinator's knowledge, as encoded for its successors. Times are of its own clock. Pure."""
 
 from collections.abc import Callable, Iterable
 

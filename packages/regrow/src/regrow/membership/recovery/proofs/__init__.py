@@ -1,1 +1,1 @@
-"""Proofs that newcomers could take the place of a rank: their choice and their schedule."""
+"""Proofs that a newcomer could take the place of a rank: the choice of newcomer and rank, and the schedule."""

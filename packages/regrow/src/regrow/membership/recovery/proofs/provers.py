@@ -1,4 +1,4 @@
-"""A newcomer that is forked for a proof if no standby can make it, and ended afterwards. Pure.
+"""A newcomer that is forked only for a proof, if no standby can make it, and ended afterwards. Pure.
 
 It is forked like a replacement, for a rank of the holding in question, and never holds a rank. Nothing waits for it: if
 it cannot be built, that is recorded as the reason why nothing is proven; if it is in the way, it is ended.
@@ -14,15 +14,15 @@ from regrow.membership.job import Job
 from regrow.membership.roster import RankSlot, Stage, WorkerRecord
 
 QUIET_S: Seconds = 10.0
-"""Least time of training before a prover is forked, so that short jobs have none; the build time if longer."""
+"""Least time of training, or the build time if longer, before a prover is forked, so that short jobs have none."""
 AGAIN_S: Seconds = 600.0
 """Least pause between two rounds with provers in the same world."""
 CHANGED_S: Seconds = 60.0
 """Least pause between two rounds if the world has changed in between."""
 SHARE = 0.005
-"""Share of the time that proofs may take."""
+"""Largest share of the training time that rounds with provers may take."""
 _CHANGED_SHARE = 0.05
-"""Share for proofs that follow changes of the world, while such changes continue."""
+"""Largest share of the time for proofs that follow changes of the world, while such changes continue."""
 _ATTEMPTS = 3
 """Inconclusive proofs in a row after which the prover is given up, and a new one is forked later."""
 
@@ -44,7 +44,7 @@ class Prover:
         self._tries = 0
         self._shown = False
         self._reported = ""
-        """Reason by its agent why it could not be forked."""
+        """Reason from the prover's agent why it could not be forked."""
 
     @property
     def worker(self) -> WorkerRecord | None:
@@ -57,7 +57,7 @@ class Prover:
         return worker == self._name
 
     def changed(self, now: Instant) -> None:
-        """A new generation has formed: proofs are repeated once it has trained for a while."""
+        """End the prover, because a new generation has formed; proofs are repeated once it has trained for a while."""
         self.end("the world is another one", now)
         quiet = max(QUIET_S, self._roster.first_build or 0.0)
         paid = self._begun + max(CHANGED_S, self._cost / _CHANGED_SHARE) if self._begun else now
@@ -65,9 +65,9 @@ class Prover:
         self._not_before = max(now + quiet, paid, failed)
 
     def make(self, ranks: Sequence[WorkerRecord], now: Instant) -> str:
-        """Fork a prover for the best of these ranks, which have one holding; returns the reason if it cannot be.
+        """Fork a prover for the best of these ranks, which share one holding; returns the reason if none can be forked.
 
-        Never for rank 0, as the script would write its outputs of rank 0 twice. Empty: it was forked, or will be.
+        Rank 0 has no prover, as the script would write its outputs twice. Empty: one was forked, or will be later.
         """
         if not ranks:
             return ""
@@ -103,14 +103,14 @@ class Prover:
             self._failed(f"a newcomer was not built within {self._job.spec.build_deadline:.0f} s", now)
 
     def end(self, reason: str, now: Instant) -> None:
-        """End the prover, as it is no longer needed or is in the way."""
+        """End the prover because it is no longer needed or is in the way."""
         worker = self.worker
         if worker is not None and worker.stage is not Stage.FENCED:
             self._cost = max(self._cost, now - self._begun) if worker.stage is not Stage.READY else self._cost
             self._job.orders.fence(worker, reason, now)
 
     def next(self, now: Instant) -> None:
-        """The prover has done what it could: the next one may be forked, for another holding."""
+        """End the prover, which has made all proofs that it can; the next may be forked, for another holding."""
         if self._shown:
             self.end("its proof has ended", now)
             self._not_before = now
@@ -118,11 +118,11 @@ class Prover:
             self._failed("a newcomer has built another part of the state than the rank has", now)
 
     def showed(self) -> None:
-        """A proof by it has succeeded."""
+        """Note that a proof by the prover has succeeded."""
         self._shown = True
 
     def done(self, cost: Seconds, now: Instant) -> None:
-        """A round is complete after `cost` of computing; the pause before the next one follows from the cost."""
+        """End the prover after a round that took `cost` of computing, and set the pause before the next by the cost."""
         if self._name is None or self._begun == 0.0:
             return
         self.end("the proof that it was made for has ended", now)
@@ -130,17 +130,17 @@ class Prover:
         self._not_before = now + max(AGAIN_S, cost / SHARE)
 
     def showed_nothing(self, reason: str, now: Instant) -> None:
-        """A proof by it was inconclusive; after `_ATTEMPTS` of these it is given up."""
+        """Note that a proof by the prover was inconclusive; after `_ATTEMPTS` of these it is given up."""
         self._tries += 1
         if self._tries >= _ATTEMPTS:
             self._failed(reason, now)
 
     def refused(self, fact: ReplacementUnproven) -> None:
-        """Its agent reports why it was not forked."""
+        """Note the agent's reason for not forking the prover."""
         self._reported = fact.reason
 
     def lost(self, worker: WorkerRecord, code: int, now: Instant) -> None:
-        """The prover has ended by itself."""
+        """Note why the prover has ended by itself."""
         error = self._job.errors.of(worker.worker)
         if self._reported:
             why = self._reported

@@ -1,4 +1,4 @@
-"""Schedule of proofs, in a rank's shadow, that a newcomer could take its place before that is needed. Pure.
+"""Schedule of proofs that a newcomer could take a rank's place, made in the rank's shadow before it is needed. Pure.
 
 One rank of each holding is proven in the first steps, after each change of the world, and again at a rate that follows
 from the cost of the last round, each time another rank. Rank 0, which often does more than the others, has a proof of
@@ -20,7 +20,7 @@ from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
 from regrow.membership.states import Training
 
 FIRST_STEP = StepNo(3)
-"""First step of a proof: differences by a counter or a cache show only after steps have been committed."""
+"""First step of a proof: some differences, as by a counter or a cache, show only after steps were committed."""
 _LEAST_S: Seconds = 60.0
 """Least pause between two rounds, however cheap they are."""
 _LATE_S: Seconds = 600.0
@@ -57,7 +57,7 @@ class Proofs:
         self._first = FIRST_STEP
         self._done: set[str] = set()
         self._turns: dict[Rank, int] = {}
-        """Number of the last proof of each rank."""
+        """Number of the newest proof of each rank, in the order in which proofs were made."""
         self._rank_0_due = True
         self._due: Instant = 0.0
         self._cost: Seconds = 0.0
@@ -65,7 +65,7 @@ class Proofs:
         self._over = not job.spec.proof
 
     def advance(self, now: Instant) -> None:
-        """Steps are being run and nothing is repaired: order a proof that is due."""
+        """Order a proof if one is due; pause if the job does not train. Called while nothing is repaired."""
         if self._roster.count(Stage.FINISHED) or not isinstance(self._job.state, Training):
             self.pause(now)
             return
@@ -95,11 +95,11 @@ class Proofs:
             self._make(missing, now)
 
     def pause(self, now: Instant) -> None:
-        """A fault is repaired, or the job ends: end a newcomer that was forked for a proof, as it is in the way."""
+        """End a newcomer that was forked for a proof, because a fault is being repaired or the job ends."""
         self._made.end("nothing is proven now", now)
 
     def _enter(self, now: Instant) -> None:
-        """A new generation, for which earlier proofs do not hold."""
+        """Begin anew in a new generation, for which earlier proofs do not hold."""
         if self._generation > 0:
             self._first = StepNo(max(FIRST_STEP, self._job.step + 1))
         self._generation, self._open = self._job.generation, None
@@ -110,7 +110,7 @@ class Proofs:
         self._made.changed(now)
 
     def _given_up(self, proof: _Open, now: Instant) -> bool:
-        """Give the open proof up if it can no longer be made; True if so."""
+        """Give up the open proof if it can no longer be made; returns True if it was given up."""
         prover = self._roster.workers.get(proof.prover)
         made = prover is not None and prover is self._made.worker
         if prover is not None and (prover.spare or made) and now < proof.until:
@@ -124,7 +124,7 @@ class Proofs:
         return [each for each in self._roster.placed(Stage.MEMBER) if each.holding == holding and each.rank is not None]
 
     def _order_rank_0(self, now: Instant) -> bool:
-        """Once in a world, let a standby prove rank 0 if no proof of it was made; False: nothing was ordered."""
+        """Once in each world, let a standby prove rank 0 if that was not proven yet; False: nothing was ordered."""
         due, self._rank_0_due = self._rank_0_due and Rank(0) not in self._turns, False
         holding = next((each.holding for each in self._roster.placed(Stage.MEMBER) if each.rank == 0), None)
         return due and holding is not None and self._order(holding, now, of=[Rank(0)])
@@ -161,7 +161,7 @@ class Proofs:
         return self._turns.get(_rank(worker), 0)
 
     def _make(self, holdings: Sequence[str], now: Instant) -> None:
-        """No newcomer exists for any of these holdings: fork one, one after the other."""
+        """Fork a newcomer for one of these holdings, because none exists for any of them."""
         made = self._made.worker
         if made is not None and made.stage is Stage.READY:
             self._made.next(now)
@@ -182,18 +182,18 @@ class Proofs:
                 return
 
     def _coming(self, standby: WorkerRecord) -> bool:
-        """True if a standby is still building and could make a proof later."""
+        """True if a standby is still being built and could make a proof later."""
         early = self._roster.nodes[standby.node].early
         return standby.stage in BUILDING and self._job.spec.warmth is Warmth.BUILT and not early
 
     def lost(self, worker: WorkerRecord, fact: facts.WorkerExited, now: Instant) -> None:
-        """A newcomer that was forked for a proof has ended by itself."""
+        """Note the end of a newcomer that was forked for a proof and has ended by itself."""
         if self._made.is_it(worker.worker):
             self._open = None
             self._made.lost(worker, fact.code, now)
 
     def unfit(self, worker: WorkerRecord, text: str, now: Instant) -> None:
-        """A newcomer that was forked for a proof has built other state than the ranks."""
+        """Note that a newcomer, forked for a proof, has built other state than the ranks."""
         if self._made.is_it(worker.worker):
             self._open = None
             self._made.unfit(text, now)
@@ -235,7 +235,7 @@ def _rank(worker: WorkerRecord) -> Rank:
 
 
 def _preference(pair: tuple[WorkerRecord, WorkerRecord]) -> tuple[bool, bool, bool, int]:
-    """Sort key, least first: not rank 0, which may do more; on the same node; not the rank that it was built for."""
+    """Sort key, best first: not rank 0, which may do more; on the same node; not the rank that it was built for."""
     newcomer, witness = pair
     return witness.rank == 0, newcomer.node != witness.node, newcomer.built_for == witness.rank, _rank(witness)
 
