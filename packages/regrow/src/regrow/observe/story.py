@@ -122,21 +122,17 @@ def _causes(incident: IncidentClosed) -> str:
     return f"{cause} ({incident.faults} faults mended together{which})"
 
 
+def stages(incident: IncidentClosed) -> str:
+    """Duration of each stage of an incident."""
+    names = ("detect", "abort", "regroup", "hydrate", "redo")
+    return ", ".join(f"{name} {seconds(getattr(incident, name))}" for name in names)
+
+
 def _mended(incident: IncidentClosed) -> str:
-    stages = ", ".join(
-        f"{name} {seconds(value)}"
-        for name, value in (
-            ("detect", incident.detect),
-            ("abort", incident.abort),
-            ("regroup", incident.regroup),
-            ("hydrate", incident.hydrate),
-            ("redo", incident.redo),
-        )
-    )
     lost = count(incident.steps_lost, "step")
     most = f"; {longest_stage(incident)}" if incident.stages else ""
     return (
-        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), "
+        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages(incident)}), "
         f"{lost} lost{most}"
     )
 
@@ -168,6 +164,11 @@ def seconds(value: Seconds) -> str:
     if value < 99.95:
         return f"{value:.1f} s"
     return f"{int(value) // 60}:{int(value) % 60:02d} min"
+
+
+def tally(incidents: int, changes: int) -> str:
+    """`2 incidents`, and planned changes of the world, if there were any."""
+    return count(incidents, "incident") + (f", {count(changes, 'planned change')}" if changes else "")
 
 
 def count(number: int, one: str, many: str = "") -> str:

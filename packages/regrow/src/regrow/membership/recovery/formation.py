@@ -69,6 +69,8 @@ class Generations:
         self._orders.build(generation, [node for node in self._roster.usable_nodes() if node.node in homes])
         for slot in rank_slots:
             self._job.spawn(slot, Role.RANK, now)
+        if len(homes) > self._spec.nodes - self._spec.spares and size <= self._spec.replicas:
+            self._orders.note(say.spares_not_kept(self._spec.spares, len(homes)), now)
         return True
 
     def _first_slots(self, size: int, slots: dict[NodeId, int]) -> list[RankSlot] | None:
