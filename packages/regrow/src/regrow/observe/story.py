@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from regrow.core.ids import Rank, Seconds
 from regrow.core.records import (
+    PLANNED,
     FaultInjected,
     GenerationFormed,
     IncidentClosed,
@@ -34,7 +35,8 @@ def describe(record: Record) -> str | None:
             place = f"rank {record.rank}" if record.rank is not None else f"worker {record.worker}"
             return f"fault {record.fault}: {record.how} strikes {place} in step {record.step}, stage {record.stage}"
         case IncidentOpened():
-            return f"incident {record.incident} in step {record.step}: {first_line(record.cause)}"
+            what = "change" if record.kind in PLANNED else "incident"
+            return f"{what} {record.incident} in step {record.step}: {first_line(record.cause)}"
         case IncidentClosed():
             return _mended(record)
         case GenerationFormed():
@@ -129,12 +131,10 @@ def stages(incident: IncidentClosed) -> str:
 
 
 def _mended(incident: IncidentClosed) -> str:
-    lost = count(incident.steps_lost, "step")
+    number, lost = incident.incident, count(incident.steps_lost, "step")
+    done = f"incident {number}: mended by {incident.rung}" if incident.faults else f"change {number}"
     most = f"; {longest_stage(incident)}" if incident.stages else ""
-    return (
-        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages(incident)}), "
-        f"{lost} lost{most}"
-    )
+    return f"{done} in {seconds(incident.total)} ({stages(incident)}), {lost} lost{most}"
 
 
 def longest_stage(incident: IncidentClosed) -> str:

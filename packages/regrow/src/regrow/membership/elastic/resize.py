@@ -210,12 +210,12 @@ class Resizing:
     def advance(self, now: Instant) -> None:
         """The job trains without a fault: begin the wanted change, continue it, or drop it."""
         generation = self._job.generation
-        if not self._seen:
-            self._warn(now)
         looks = self._look or self._seen != generation or self.moves.take_proof()
         if not looks or self._roster.count(Stage.FINISHED):
             return
         self._look = self._pausing = False
+        if not self._seen:
+            self._warn(now)
         self._seen = generation
         plan = self._plan(now)
         need, homes = ((), ()) if plan is None else (plan.newcomers, plan.homes)
