@@ -329,7 +329,12 @@ def test_a_world_of_shards_without_replicas_has_one_size() -> None:
 
 def test_too_few_microbatches_for_the_most_replicas_are_noted_before_the_first_step() -> None:
     for microbatches, said in (
-        (3, ["4 replicas are more than the 3 micro-batches of a step (raise microbatches=)"]),
+        (
+            3,
+            [
+                "--replicas allows too many: 4 replicas are more than the 3 micro-batches of a step (raise microbatches=)"
+            ],
+        ),
         (4, []),
     ):
         job = Job(2, slots=4, min_replicas=1, max_replicas=4)
@@ -346,7 +351,7 @@ def test_a_job_of_one_size_says_how_it_would_have_others_and_warns_of_nothing() 
     for rank in job.ranks:
         job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", fixed="a group of ranks 0 and 2"))
     job.joined().stepped(0)
-    said = "this job was started for 2 replicas only (--replicas MIN:MAX at its start allows other sizes)"
+    said = "this job was started for 2 replicas only (start it with --replicas MIN:MAX)"
     assert [scale(job, size).reason for size in (1, 3)] == [said, said]
     assert scale(job, 2).accepted and not job.all(Noted)
 

@@ -62,8 +62,8 @@ def test_a_spare_that_gets_ranks_since_one_node_would_hold_all_of_them_is_noted(
     job = Job(2 * nodes, nodes=nodes, spares=1)
     said = [note.text for note in job.all(Noted)]
     assert said == notes * [
-        "--spares 1 is not kept: the ranks are on 2 nodes, as on fewer all holders of a part of the state would fail "
-        "together (start the job on one node more)"
+        "--spares 1 is not kept: the ranks are spread over 2 nodes, because on fewer nodes one failure could take all "
+        "copies of a part of the state (start the job on one node more)"
     ]
     assert {spawn.node for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.RANK} == {"n0", "n1"}
 

@@ -75,8 +75,8 @@ def exposed(ranks: Sequence[Rank], home: str) -> str:
 def spares_not_kept(spares: int, nodes: int) -> str:
     """Nodes that were to be spare have ranks."""
     return (
-        f"--spares {spares} is not kept: the ranks are on {nodes} nodes, as on fewer all holders of a part of the "
-        "state would fail together (start the job on one node more)"
+        f"--spares {spares} is not kept: the ranks are spread over {nodes} nodes, because on fewer nodes one failure "
+        "could take all copies of a part of the state (start the job on one node more)"
     )
 
 
@@ -303,7 +303,7 @@ def size_fixed(limits: Limits, why: str) -> str:
 
 def never_elastic(replicas: int) -> str:
     """The flags of the job allow one size only."""
-    return f"this job was started for {replicas} replicas only (--replicas MIN:MAX at its start allows other sizes)"
+    return f"this job was started for {replicas} replica{'s' * (replicas > 1)} only (start it with --replicas MIN:MAX)"
 
 
 def too_few_microbatches(replicas: int, microbatches: int) -> str:

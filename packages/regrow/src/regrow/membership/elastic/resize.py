@@ -246,7 +246,7 @@ class Resizing:
         """Before the first step, note why sizes that the flags allow cannot be had."""
         limits, fixed = self._size.limits, self._regroup.fixed()
         if limits.least < limits.most and (why := fixed or self._microbatches(limits.most)):
-            self._orders.note(say.size_fixed(limits, why) if fixed else why, now)
+            self._orders.note(say.size_fixed(limits, why) if fixed else f"--replicas allows too many: {why}", now)
 
     def _microbatches(self, size: int) -> str:
         batches = min((w.microbatches for w in self._roster.placed() if w.microbatches), default=0)
