@@ -327,23 +327,18 @@ def test_a_world_of_shards_without_replicas_has_one_size() -> None:
     assert [note.text for note in job.all(Noted)] == [answer], "before the first step, and once"
 
 
-def test_too_few_microbatches_for_the_most_replicas_are_noted_before_the_first_step() -> None:
-    for microbatches, said in (
-        (
-            3,
-            [
-                "--replicas allows too many: 4 replicas are more than the 3 micro-batches of a step (raise microbatches=)"
-            ],
-        ),
-        (4, []),
-    ):
-        job = Job(2, slots=4, min_replicas=1, max_replicas=4)
-        for rank in job.ranks:
-            job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", microbatches=microbatches))
-        job.joined()
-        assert [note.text for note in job.all(Noted)] == said
-        job.stepped(0).stepped(1)
-        assert [note.text for note in job.all(Noted)] == said, "once"
+@pytest.mark.parametrize("microbatches", [3, 4])
+def test_too_few_microbatches_for_the_most_replicas_are_noted_before_the_first_step(microbatches: int) -> None:
+    why = "4 replicas are more than the 3 micro-batches of a step (raise microbatches=)"
+    said = [f"--replicas allows too many: {why}"] if microbatches == 3 else []
+    job = Job(2, slots=4, min_replicas=1, max_replicas=4)
+    for rank in job.ranks:
+        job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", microbatches=microbatches))
+    job.joined()
+    assert [note.text for note in job.all(Noted)] == said
+    job.stepped(0).stepped(1)
+    assert [note.text for note in job.all(Noted)] == said, "once"
+    assert scale(job, 4).reason == (why if said else "from 2 to 4 replicas")
 
 
 def test_a_job_of_one_size_says_how_it_would_have_others_and_warns_of_nothing() -> None:

@@ -296,11 +296,12 @@ class _Launch:
             self._console.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
 
     def _say_start(self, spec: JobSpec, job_dir: Path) -> None:
-        ranks = f"{spec.world} ranks" if spec.world > 1 else "1 rank"
         nodes = f" on {spec.nodes} nodes" if spec.nodes > 1 else ""
         each = " a node" if spec.nodes > 1 else ""
         standbys = f", {spec.standbys} standby{each}" if spec.standbys else ""
-        self._console.note(f"job {spec.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
+        self._console.note(
+            f"job {spec.job}: {count(spec.world, 'rank')}{nodes}{standbys}; records and logs in {job_dir}"
+        )
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
         if self._lineage is not None and self._plan.checkpoint_dir and not isinstance(end, Deposed):
