@@ -76,15 +76,13 @@ class Receipt:
 
     def figures(self) -> dict[str, float]:
         """The figures for `--json`. Without an incident there is no median."""
-        numbers = {
+        median = self.disturbed.recovery_median
+        return {
             "bitwise_equal": float(self.bitwise_equal),
             "steps_lost": float(self.steps_lost),
             "faults": float(len(self.disturbed.injected)),
             "goodput": self.disturbed.goodput,
-        }
-        if self.disturbed.recovery_median is not None:
-            numbers["recovery_median_s"] = self.disturbed.recovery_median
-        return numbers
+        } | ({} if median is None else {"recovery_median_s": median})
 
     def print(self, console: Console) -> None:
         """Print the receipt."""

@@ -153,9 +153,8 @@ def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
 def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
     faults = [incident for incident in ledger.incidents if incident.faults]
     changes = [incident for incident in ledger.incidents if not incident.faults]
-    steps = len(ledger.commits)
     lines = [
-        f"{count(steps, 'step')} committed in {seconds(ledger.wall)}, "
+        f"{count(len(ledger.commits), 'step')} committed in {seconds(ledger.wall)}, "
         f"goodput {ledger.goodput:.1%} from the first step on"
     ]
     if faults:
