@@ -69,13 +69,14 @@ def _row(folder: Path, entry: JobEntry) -> JobRow:
     ledger = Ledger(records)
     formed = ledger.generations[-1:]
     commits = [commit for by_rank in ledger.commits.values() for commit in by_rank.values()]
+    kinds = [each.kind for each in ledger.incidents] + [each.kind for each in ledger.open_incidents.values()]
     steps = [each.step for each in formed] + [
         c.step + 1 for c in commits for g in formed if c.generation == g.generation
     ]
     return msgspec.structs.replace(
         row,
         step=max(steps, default=0),
-        incidents=sum(each.kind not in PLANNED for each in [*ledger.incidents, *ledger.open_incidents.values()]),
+        incidents=sum(kind not in PLANNED for kind in kinds),
         goodput=ledger.goodput if ledger.commits else None,
     )
 
