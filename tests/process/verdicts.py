@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from regrow.core.ids import Generation, Instant, Rank, StepNo
-from regrow.core.records import IncidentClosed, IncidentOpened, StepCommitted
+from regrow.core.records import PLANNED, IncidentClosed, IncidentOpened, StepCommitted
 from regrow.observe.ledger import Ledger
-from regrow_lab.sim.invariants import PLANNED
 
 Numbers = dict[str, str]
 """`STEP/RANK/NAME` to what was committed, in all digits."""

@@ -25,10 +25,17 @@ from regrow.core.ids import Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts, orders
 from regrow.core.messages.vocabulary import Warmth
-from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
+from regrow.core.records import (
+    PLANNED,
+    GenerationFormed,
+    IncidentClosed,
+    IncidentOpened,
+    ScaleRefused,
+    WorkerGone,
+    WorldChanged,
+)
 from regrow.membership.scaling import Limits
 from regrow_lab.sim.faults import SimFault, SimRequest
-from regrow_lab.sim.invariants import PLANNED
 from regrow_lab.sim.network import NetworkConditions
 from regrow_lab.sim.schedule import Promised, SimSchedule
 from regrow_lab.sim.script import Doing, SimScript

@@ -10,8 +10,8 @@ from tests.cluster.jobs import training_job
 from tests.unit.observe.observe_records import FakeJob, Moment
 from tests.unit.observe.test_watch import progress
 
-from regrow.core.ids import NodeId
-from regrow.core.records import NodeJudged, NodeQuarantined, StepCommitted
+from regrow.core.ids import Generation, NodeId, StepNo
+from regrow.core.records import IncidentOpened, NodeJudged, NodeQuarantined, StepCommitted
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.requests import DrainRequest
 from regrow.observe.watch.figures import FiguresApi
@@ -43,6 +43,8 @@ def test_a_job_that_trained_nine_steps_through_a_kill_says_so() -> None:
             desk.figures()
     found = desk.figures()
     assert (found.step, found.incidents) == (9, 1)
+    desk.feed(IncidentOpened(clock.at, 2, Generation(2), StepNo(9), "move", [], "regrow move"))
+    assert desk.figures().incidents == 1, "nothing has failed"
     assert found.goodput is not None and 0.3 < found.goodput < 0.9  # 4.5 s of steps, of 3 s of building and a kill
 
 

@@ -272,6 +272,7 @@ def test_jobs_of_a_tag_are_a_table_with_what_their_records_tell(capfd: pytest.Ca
         GenerationFormed(1.0, Generation(1), StepNo(0), workers),
         *(StepCommitted(2.0 + n, StepNo(n), Rank(0), WorkerId("w0"), Generation(1), 1.0, {}) for n in range(3)),
         IncidentOpened(5.0, 1, Generation(1), StepNo(3), "lost", [Rank(0)], ""),
+        IncidentOpened(9.0, 2, Generation(2), StepNo(1), "move", [], "regrow move"),  # a planned change is none
         GenerationFormed(6.0, Generation(2), StepNo(1), workers),  # back to a step whose commits do not count now
         JobEnded(10.0, 0, ""),
     ]

@@ -205,7 +205,7 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"node_lease": "0.5s"}, "--node-lease '0.5s' is too short"),
         ({"node_timeout": "later"}, "--node-timeout: 'later' is not a duration"),
         ({"replicas": "0:2"}, "--replicas '0:2' is no number of replicas"),
-        ({"replicas": "2:4"}, "the job starts with 1 rank, but 1 replicas are fewer than the minimum of 2"),
+        ({"replicas": "2:4"}, "the job starts with 1 rank, but 1 replica is fewer than the minimum of 2"),
         ({"nproc_per_node": "4", "replicas": "1:2"}, "4 replicas are more than the maximum of 2"),
         ({"nproc_per_node": "3", "replica_ranks": 2}, "no whole replicas of 2"),
         ({"replica_ranks": 0}, "--replica-ranks 0"),

@@ -19,7 +19,7 @@ from regrow.core.ids import NO_STATE, NodeId, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.observations import NodeSeen
 from regrow.core.messages.vocabulary import ErrorReport, Role
-from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, ScaleRefused, WorldChanged
+from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, Noted, ScaleRefused, WorldChanged
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
 
@@ -63,6 +63,7 @@ def test_the_world_is_larger_from_the_agreed_step_on_and_that_is_an_incident_of_
     assert closed.hydrated_bytes == 3000
     view = job.machine.snapshot()
     assert (view.replicas, view.wanted, view.min_replicas, view.max_replicas, view.phase) == (3, 3, 1, 6, "training")
+    assert (view.incidents, view.changes) == (0, 1), "nothing has failed"
 
 
 def test_nodes_that_hold_a_replica_together_make_the_world_grow_when_the_last_of_them_has_come() -> None:
@@ -321,7 +322,33 @@ def test_a_world_of_shards_without_replicas_has_one_size() -> None:
             facts.WorkerReady(job.of(rank), StepNo(0), "address", f"l{rank}", holding=f"shard {rank}", sharded=True)
         )
     job.joined().stepped(0)
-    assert "rank 1 has another part of the state" in scale(job, 4).reason
+    answer = scale(job, 4).reason
+    assert "rank 1 has another part of the state" in answer and "--replica-ranks N" in answer
+    assert [note.text for note in job.all(Noted)] == [answer], "before the first step, and once"
+
+
+@pytest.mark.parametrize("microbatches", [3, 4])
+def test_too_few_microbatches_for_the_most_replicas_are_noted_before_the_first_step(microbatches: int) -> None:
+    why = "4 replicas are more than the 3 micro-batches of a step (raise microbatches=)"
+    said = [f"--replicas allows too many: {why}"] if microbatches == 3 else []
+    job = Job(2, slots=4, min_replicas=1, max_replicas=4)
+    for rank in job.ranks:
+        job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", microbatches=microbatches))
+    job.joined()
+    assert [note.text for note in job.all(Noted)] == said
+    job.stepped(0).stepped(1)
+    assert [note.text for note in job.all(Noted)] == said, "once"
+    assert scale(job, 4).reason == (why if said else "from 2 to 4 replicas")
+
+
+def test_a_job_of_one_size_says_how_it_would_have_others_and_warns_of_nothing() -> None:
+    job = Job(2, slots=4)
+    for rank in job.ranks:
+        job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", fixed="a group of ranks 0 and 2"))
+    job.joined().stepped(0)
+    said = "this job was started for 2 replicas only (start it with --replicas MIN:MAX)"
+    assert [scale(job, size).reason for size in (1, 3)] == [said, said]
+    assert scale(job, 2).accepted and not job.all(Noted)
 
 
 def test_a_script_may_say_that_its_world_is_fixed() -> None:
@@ -329,7 +356,11 @@ def test_a_script_may_say_that_its_world_is_fixed() -> None:
     for rank in job.ranks:
         job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", fixed="a group of ranks 0 and 2"))
     job.joined().stepped(0)
-    assert scale(job, 1).reason == "a group of ranks 0 and 2"
+    said = (
+        "the number of replicas cannot change while the job trains (--replicas allows 1 to 4): a group of ranks 0 and 2"
+    )
+    assert scale(job, 1).reason == said
+    assert [note.text for note in job.all(Noted)] == [said], "before the first step, and once"
 
 
 def test_a_newcomer_that_is_no_replica_shows_that_the_world_is_fixed() -> None:

@@ -14,6 +14,7 @@ from regrow.core.messages.replacements import ReplacementProven
 from regrow.core.messages.replicas import OwnValues
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow.core.verdicts import Action, HealthVerdict, Severity
+from regrow.launch.listing import status_lines
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.orders import AnswerScale
 from regrow.observe.story import mended
@@ -68,6 +69,8 @@ def test_ranks_of_a_node_go_to_the_spare_at_an_agreed_step_and_no_step_runs_agai
     job.joined().stepped(at)
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.rung, closed.faults, closed.steps_lost) == ("move", "node", 0, 0)
+    view = job.machine.snapshot()
+    assert (view.incidents, view.changes) == (0, 1), "nothing has failed"
     assert closed.cause == "ranks 2, 3 from n1 to n2: an operator asks for it"
     assert mended(closed).startswith("moved at step 8 (ranks 2, 3 from n1 to n2: an operator asks for it); pause ")
     assert (closed.before, closed.after) == (4, 4) or closed.before == closed.after
@@ -93,9 +96,14 @@ def test_while_no_standby_is_there_newcomers_are_built_and_all_train() -> None:
     for standby in list(job.machine.roster.standbys()):
         job.exited(standby.worker)
     assert move(job, "n0").accepted
-    assert [job.machine.roster.workers[each].node for each in candidates(job)] == ["n2", "n2"]
+    first, second = candidates(job)
+    assert [job.machine.roster.workers[each].node for each in (first, second)] == ["n2", "n2"]
     assert not job.all(orders.HaltGeneration)
-    job.ready(candidates(job)[0], NO_STATE)
+    job.ready(first, NO_STATE)
+    assert [line for line in status_lines(job.machine.snapshot()) if " moves from " in line] == [
+        f"rank 0 moves from n0 to n2: its new worker {first} is ready",
+        f"rank 1 moves from n0 to n2: its new worker {second} is ordered",
+    ]
     assert not job.all(orders.HaltGeneration)
     job.ready(candidates(job)[1], NO_STATE)
     assert homes(moved(job)) == ["n2", "n2", "n1", "n1"]

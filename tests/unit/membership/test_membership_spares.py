@@ -10,7 +10,7 @@ from regrow.core.ids import NodeId
 from regrow.core.messages import facts, orders
 from regrow.core.messages.observations import WorkerAlive
 from regrow.core.messages.vocabulary import Role
-from regrow.core.records import IncidentClosed
+from regrow.core.records import IncidentClosed, Noted
 from regrow.launch.elastic import elasticity, span
 
 
@@ -55,6 +55,17 @@ def test_its_workers_take_the_ranks_of_a_lost_node_which_is_the_spare_when_it_is
     job.stepped(6)
     assert len(standbys_of(job, lost)) == 2
     assert {job.machine.roster.home(rank)[0].node for rank in job.machine.roster.places} == {"n0", "n1", "n2"} - {lost}
+
+
+@pytest.mark.parametrize(("nodes", "notes"), [(2, 1), (3, 0)])
+def test_a_spare_that_gets_ranks_since_one_node_would_hold_all_of_them_is_noted(nodes: int, notes: int) -> None:
+    job = Job(2 * nodes, nodes=nodes, spares=1)
+    said = [note.text for note in job.all(Noted)]
+    assert said == notes * [
+        "--spares 1 is not kept: the ranks are spread over 2 nodes, because on fewer nodes one failure could take all "
+        "copies of a part of the state (start the job on one node more)"
+    ]
+    assert {spawn.node for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.RANK} == {"n0", "n1"}
 
 
 def test_the_spare_that_is_lost_itself_is_done_without() -> None:

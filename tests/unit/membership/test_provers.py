@@ -65,7 +65,7 @@ def test_a_newcomer_is_made_as_a_replacement_would_be_proves_one_rank_and_is_end
     assert (asked.worker, asked.rank) == (order.worker, 2)
     proven(job)
     passes(job)
-    assert ended(job) == [order.worker] and job.machine.snapshot().replaceable == "replaceable: proven at step 9"
+    assert ended(job) == [order.worker] and job.machine.snapshot().replaceable == "replaceable: last proven at step 9"
     job.exited(order.worker)
     assert job.machine.incident is None and job.machine.quiet
 

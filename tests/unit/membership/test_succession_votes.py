@@ -222,7 +222,7 @@ def test_two_launchers_and_one_that_only_follows_stand_never() -> None:
 
 def memory() -> JobMemory:
     incidents = Incidents()
-    incidents.count = 3
+    incidents.count, incidents.changes = 3, 2
     incidents.fault("exit", [Rank(1)], "it was killed", generation=2, step=StepNo(7), now=105.0, fault_at=104.0)  # type: ignore[arg-type]
     return JobMemory(
         plan=FaultPlan([FaultSpec("f1", Rank(0), stage=FaultStage.FORWARD, step=StepNo(9))], ["f0"]),
@@ -255,6 +255,7 @@ def test_what_is_handed_over_comes_back_with_times_of_the_other_clock() -> None:
     assert back.given_back == [GivenBack(NodeId("n2"), 1150.0, "preempted", "n2:1")]
     assert back.change == Change("grow", 2, "room", 1130.0)
     assert back.incidents.open is not None and back.incidents.count == known.incidents.count
+    assert back.incidents.changes == known.incidents.changes == 2
     assert (back.incidents.open.opened_at, back.incidents.open.fault_at) == (1105.0, 1104.0)
     assert back.plan.pending == known.plan.pending and back.plan.struck == ["f0"]
     same = (

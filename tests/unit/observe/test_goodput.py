@@ -143,6 +143,15 @@ def test_a_run_without_faults_starts_trains_and_ends() -> None:
     assert found.goodput == pytest.approx(5.6 / 16)
 
 
+@pytest.mark.parametrize(("nodes", "local", "waited"), [(1, False, 0.0), (2, True, 0.0), (2, False, 1.0)])
+def test_a_job_whose_nodes_are_all_on_this_machine_waits_for_none(nodes: int, local: bool, waited: float) -> None:
+    job = msgspec.structs.replace(started(1), nodes=nodes, local=local)
+    records: list[Record] = [job, ordered(0, 1.0), formed(1, 3.0, 0, 1), commit(0, 0, 4.0, seconds=1.0)]
+    found = account([*records, JobEnded(4.0, 0, "")])
+    whole(found)
+    assert (found.spent[Spent.CAPACITY], found.spent[Spent.FIRST_STEP]) == pytest.approx((waited, 3.0 - waited))
+
+
 def struck(*, adopted: bool = False) -> list[Record]:
     """Steps of a second; 0.4 s into step 3 rank 1 dies; half a second later the step runs again."""
     records: list[Record] = [started(2), ordered(0, 0.0), ordered(1, 0.0), formed(1, 0.0, 0, 2)]

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 from tests.unit.observe.observe_records import FakeJob, commit
@@ -56,7 +57,7 @@ def test_silent_corruption_is_told_with_its_place_and_counted() -> None:
     ("found", "shown"),
     [
         ([], "replaceable: not proven yet"),
-        ([ReplacementJudged(9.0, Rank(1), StepNo(4210))], "replaceable: proven at step 4,210"),
+        ([ReplacementJudged(9.0, Rank(1), StepNo(4210))], "replaceable: last proven at step 4,210"),
         (
             [ReplacementJudged(9.0, Rank(1), StepNo(3)), ReplacementJudged(9.5, Rank(1), StepNo(9), "a [counter]")],
             "not replaceable by newcomers: a [counter]",
@@ -79,7 +80,10 @@ def test_the_launcher_says_once_that_newcomers_are_proven_and_each_time_that_the
         speaker.record(ReplacementJudged(9.0, Rank(1), StepNo(step)))
     speaker.record(ReplacementJudged(9.5, Rank(1), StepNo(500), "a counter"))
     told = "rank 1 is not replaceable by a newcomer, so from now on all start again instead: a counter"
-    assert capsys.readouterr().err == f"regrow: rank 1 is replaceable: proven at step 3\nregrow: {told}\n"
+    assert (
+        capsys.readouterr().err
+        == f"regrow: rank 1 is replaceable: proven at step 3 (the last proof: `regrow status`)\nregrow: {told}\n"
+    )
 
 
 def test_a_job_is_told_in_sentences() -> None:
@@ -88,6 +92,20 @@ def test_a_job_is_told_in_sentences() -> None:
     assert "fault fault-1: sigkill strikes rank 2 in step 3, stage backward" in lines
     assert any(line.startswith("incident 1: mended by standby in 0.75 s (detect 10 ms, ") for line in lines)
     assert lines[-1] == "job ended with code 0"
+
+
+def test_a_planned_change_is_no_incident() -> None:
+    for record in FakeJob().run(6, kills={3: 2}):
+        if isinstance(record, IncidentOpened):
+            line = describe(msgspec.structs.replace(record, kind="move", cause="rank 2 from node0 to node1"))
+            assert line == "change 1 in step 3: rank 2 from node0 to node1"
+        elif isinstance(record, IncidentClosed):
+            change = msgspec.structs.replace(record, kind="move", faults=0)
+            assert (describe(change) or "").startswith("change 1 in 0.75 s (detect 10 ms, ")
+            view = LiveView(console := _console())
+            view.scene.add_all([*FakeJob().run(2, kills={}), change])
+            console.print(view.draw())
+            assert "incidents: 0, changes: 1, steps lost: 0" in _text(console)
 
 
 def test_a_diagnosis_is_told_with_the_end() -> None:

@@ -121,7 +121,7 @@ def test_several_incidents_and_changes_of_the_world_are_added_up() -> None:
     assert "step 2: the world grows, 2 → 4 replicas: regrow scale" in told
     assert "the other ranks pause for 0.20 s" in told
     assert "3 incidents cost 5.50 s in all, 1.50 s each (median): 2 by standby, 1 by fork" in told
-    assert "1 change of the world cost 0.20 s" in told
+    assert "1 planned change cost 0.20 s" in told
     assert "9 replicas were asked for and refused: more than the maximum of 4" in told
     assert "fault f1: sigkill strikes rank 1" in told
 

@@ -97,7 +97,7 @@ def test_the_first_steps_have_a_proof_of_another_rank_than_0_and_of_rank_0_then(
     job, asked = proving()
     assert asked.rank == 1 and asked.worker == job.standby() and asked.endpoint == f"at {job.of(1)}"
     tell_proven(job, 5)
-    assert job.machine.snapshot().replaceable == "replaceable: proven at step 5"
+    assert job.machine.snapshot().replaceable == "replaceable: last proven at step 5"
     goes_on(job, 1.0)
     assert asked_of(job) == [1, 0]
     tell_proven(job, 5)

@@ -15,6 +15,7 @@ from regrow.core.messages.tables import JoinGeneration, completed, ranks_of
 from regrow.core.messages.unions import WorkerOrder
 from regrow.core.messages.vocabulary import Member, Role
 from regrow.core.records import (
+    PLANNED,
     GenerationFormed,
     IncidentClosed,
     IncidentOpened,
@@ -32,9 +33,6 @@ from regrow_lab.sim.memory_laws import MemoryLaws
 from regrow_lab.sim.moves import moved
 from regrow_lab.sim.time_limits import TimeLimits
 from regrow_lab.sim.workers import SimWorker
-
-PLANNED = ("grow", "shrink", "preempt", "move")
-"""Kinds of incidents that are planned, without a fault."""
 
 
 class InvariantBroken(RegrowError):

@@ -20,6 +20,10 @@ IN_TRAINING = "in training"
 """`NodeJudged.occasion` of findings from the training itself, as opposed to an examination of the node."""
 
 
+PLANNED = ("grow", "shrink", "preempt", "move")
+"""Kinds of `IncidentOpened` and `IncidentClosed` that are changes of the world on purpose, not faults."""
+
+
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Base of all lines."""
 
@@ -36,6 +40,8 @@ class JobStarted(Record, frozen=True):
     command: list[str]
     schema: int = SCHEMA
     """Version of all records of the job."""
+    local: bool = False
+    """True if all nodes are on this machine, so that it waits for no other at its start."""
 
 
 class WorkerSpawned(Record, frozen=True):

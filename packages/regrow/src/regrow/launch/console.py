@@ -105,11 +105,10 @@ class Console:
                 self.say(text)
             case NodeJudged(occasion=records.IN_TRAINING) if (text := describe(item)) is not None:
                 self.note(text)
-            case ReplacementJudged(reason="") if self._proven:
-                pass  # later proofs show in `regrow status` only
-            case ReplacementJudged(reason="") if (text := describe(item)) is not None:
+            case ReplacementJudged(reason=""):
+                if not self._proven:
+                    self.note(f"{describe(item)} (the last proof: `regrow status`)")
                 self._proven = True
-                self.note(text)
             case ReplacementJudged() | ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (
                 text := describe(item)
             ) is not None:

@@ -11,9 +11,10 @@ import msgspec
 
 from regrow.core.errors import ProtocolError, UsageError
 from regrow.core.ids import Seconds
+from regrow.core.records import PLANNED
 from regrow.launch.folder import JobEntry, find_job, read_entry
 from regrow.membership.view import JobView, NodeView, WorkerView
-from regrow.observe.story import count
+from regrow.observe.story import count, tally
 
 _CHUNK = 1 << 16
 _LOOK_S: Seconds = 1.0
@@ -68,13 +69,14 @@ def _row(folder: Path, entry: JobEntry) -> JobRow:
     ledger = Ledger(records)
     formed = ledger.generations[-1:]
     commits = [commit for by_rank in ledger.commits.values() for commit in by_rank.values()]
+    kinds = [each.kind for each in ledger.incidents] + [each.kind for each in ledger.open_incidents.values()]
     steps = [each.step for each in formed] + [
         c.step + 1 for c in commits for g in formed if c.generation == g.generation
     ]
     return msgspec.structs.replace(
         row,
         step=max(steps, default=0),
-        incidents=len(ledger.incidents) + len(ledger.open_incidents),
+        incidents=sum(kind not in PLANNED for kind in kinds),
         goodput=ledger.goodput if ledger.commits else None,
     )
 
@@ -95,12 +97,18 @@ def status_lines(view: JobView) -> list[str]:
     """A job's state in a line, and its workers in a table."""
     head = (
         f"job {view.job}: {view.phase}, step {view.step}, generation {view.generation}, "
-        f"{count(view.incidents, 'incident')}, {count(view.restarts, 'restart')}"
+        f"{tally(view.incidents, view.changes)}, {count(view.restarts, 'restart')}"
     )
     rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
     rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
     rows.extend(_worker_row(worker, candidate=True) for worker in view.candidates)
+    home = {worker.rank: worker.node for worker in view.ranks}
     known = [view.replaceable] if view.replaceable else []
+    known += [
+        f"rank {new.rank} moves from {home[new.rank]} to {new.node}: its new worker {new.worker} is {new.stage}"
+        for new in view.candidates
+        if new.rank in home
+    ]
     return [head, *known, *_size_lines(view), *(_table(rows) if len(rows) > 1 else []), *_node_lines(view)]
 
 

@@ -46,7 +46,7 @@ from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.server.witness_folder import WitnessFolder, make_witness
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
-from regrow.observe.story import count, not_kept, seconds
+from regrow.observe.story import count, not_kept, seconds, tally
 from regrow.observe.watch.figures import FiguresApi
 from regrow.observe.watch.progress_lines import ProgressLines
 
@@ -119,8 +119,8 @@ class _Launch:
         self._force = asyncio.Event()
         self._entry: tuple[Path, folder.JobEntry] | None = None
         self._refused: Callable[[], Collection[StepNo]] = tuple
-        self._done: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns the job's numbers of steps and incidents."""
+        self._done: Callable[[], tuple[int, str]] = lambda: (0, "")
+        """Returns the job's number of steps, and its incidents and changes in words."""
         self._lineage: Lineage | None = None
         """Owner of the job's checkpoints, if it writes any."""
 
@@ -159,7 +159,7 @@ class _Launch:
         resumes = plan.resume is not ownership.Resume.NEVER
         machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, resumes, memory=memory))
         self._refused = lambda: machine.machine.refused
-        self._done = lambda: (machine.machine.step, machine.snapshot().incidents)
+        self._done = lambda: (machine.machine.step, tally((v := machine.snapshot()).incidents, v.changes))
         voter = Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint))
         voters = Voters(voter, 1, VOTE_LEASE)
         host = CoordinatorHost(plan, machine, voters, token, self._console, _witness_of(plan, spec))
@@ -203,7 +203,8 @@ class _Launch:
             folder.write_entry(job_dir, entry)
             self._entry = job_dir, entry
             folder.make_log_dir(Path(log_dir))
-            coordinator.publish(_started(spec, command))
+            started, size = MonotonicClock().now(), (spec.world, spec.nodes, spec.standbys)
+            coordinator.publish(JobStarted(started, spec.job, *size, command, local=plan.local))
             self._say_start(spec, job_dir)
             asked = stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
             asked.last = not isinstance(end := await self._host(host, configs), Deposed)
@@ -295,11 +296,12 @@ class _Launch:
             self._console.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
 
     def _say_start(self, spec: JobSpec, job_dir: Path) -> None:
-        ranks = f"{spec.world} ranks" if spec.world > 1 else "1 rank"
         nodes = f" on {spec.nodes} nodes" if spec.nodes > 1 else ""
         each = " a node" if spec.nodes > 1 else ""
         standbys = f", {spec.standbys} standby{each}" if spec.standbys else ""
-        self._console.note(f"job {spec.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
+        self._console.note(
+            f"job {spec.job}: {count(spec.world, 'rank')}{nodes}{standbys}; records and logs in {job_dir}"
+        )
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
         if self._lineage is not None and self._plan.checkpoint_dir and not isinstance(end, Deposed):
@@ -326,24 +328,13 @@ class _Launch:
         """Last line to print for a job that has ended with 0."""
         took = "" if self._entry is None else f" in {seconds(max(0.0, time.time() - self._entry[1].started))}"
         steps, incidents = self._done()
-        done = f": {count(steps, 'step')}, {count(incidents, 'incident')}" if steps else ""
+        done = f": {count(steps, 'step')}, {incidents}" if steps else ""
         return f"job {job} has ended well{took}{done} (exit code {OK})"
 
 
 def _proves(spec: JobSpec) -> bool:
     """True if a newcomer may ever be compared with a rank, which takes several ranks, a standby or a spare."""
     return spec.proof and (spec.world > 1 or spec.standbys > 0 or spec.spares > 0)
-
-
-def _started(spec: JobSpec, command: list[str]) -> JobStarted:
-    return JobStarted(
-        at=MonotonicClock().now(),
-        job=spec.job,
-        world=spec.world,
-        nodes=spec.nodes,
-        standbys=spec.standbys,
-        command=command,
-    )
 
 
 def _witness_of(plan: JobPlan, spec: JobSpec) -> WitnessFolder | None:

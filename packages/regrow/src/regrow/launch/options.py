@@ -71,7 +71,7 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option(
         "--local-nodes", type=int, metavar="N", help="Nodes of the job, all on this machine, to try them out."
     ),
-    _number("--spares", "N", "Nodes that wait with warm workers to take a lost node's ranks.", 0),
+    _number("--spares", "N", "Of the job's nodes, these have no ranks but warm workers, and take a lost node's.", 0),
     _text("--node-timeout", "TIME", "Time to wait for a lost node.  [10min]", "10min"),
     _text("--node-lease", "TIME", "A node that does not answer for this long is lost.  [10s]", "10s"),
     _text("--replicas", "MIN:MAX", "Smallest and largest number of replicas.  [as --nnodes]"),

@@ -9,7 +9,7 @@ from regrow.core.messages.vocabulary import ErrorReport
 from regrow.membership.recovery_point import Uncovered
 from regrow.membership.replica_digests import Divergence
 from regrow.membership.roster import WorkerRecord
-from regrow.membership.scaling import Weighed
+from regrow.membership.scaling import Limits, Weighed
 
 MOST_NAMED = 8
 READS_EARLY = "the script reads its rank before its loop"
@@ -69,6 +69,14 @@ def exposed(ranks: Sequence[Rank], home: str) -> str:
     return (
         f"{_ranks(ranks)} hold the same part of the state and are all on {home}: if it is lost, this part is too "
         "(--buddy-every K keeps copies elsewhere)"
+    )
+
+
+def spares_not_kept(spares: int, nodes: int) -> str:
+    """Nodes that were to be spare have ranks."""
+    return (
+        f"--spares {spares} is not kept: the ranks are spread over {nodes} nodes, because on fewer nodes one failure "
+        "could take all copies of a part of the state (start the job on one node more)"
     )
 
 
@@ -287,9 +295,20 @@ def scale_accepted(before: int, wanted: int) -> str:
     return f"from {before} to {wanted} replicas"
 
 
+def size_fixed(limits: Limits, why: str) -> str:
+    """The script, or its state, is for one size of the world."""
+    allowed = f" (--replicas allows {limits.least} to {limits.most})" if limits.least < limits.most else ""
+    return f"the number of replicas cannot change while the job trains{allowed}: {why}"
+
+
+def never_elastic(replicas: int) -> str:
+    """The flags of the job allow one size only."""
+    return f"this job was started for {replicas} replica{'s' * (replicas > 1)} only (start it with --replicas MIN:MAX)"
+
+
 def too_few_microbatches(replicas: int, microbatches: int) -> str:
     """Refusal of a size with more replicas than micro-batches, so that one would have none."""
-    return f"{replicas} replicas are more than the {microbatches} micro-batches of a step"
+    return f"{replicas} replicas are more than the {microbatches} micro-batches of a step (raise microbatches=)"
 
 
 def too_few_slots(replicas: int, unit: int, slots: int) -> str:
@@ -311,8 +330,8 @@ def unlike_replicas(rank: Rank | None, unit: int) -> str:
         return ""
     first = "the first rank" if unit == 1 else f"rank {rank % unit}"
     return (
-        f"the world cannot have another size: rank {rank} has another part of the state than {first}, so that a "
-        f"replica is not {unit} rank{'s' if unit > 1 else ''} (see --replica-ranks)"
+        f"rank {rank} has another part of the state than {first}, so that a replica is not {unit} "
+        f"rank{'s' if unit > 1 else ''} (--replica-ranks N: ranks that together hold one copy of the state)"
     )
 
 

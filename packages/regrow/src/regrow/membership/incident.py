@@ -120,7 +120,8 @@ class Incidents:
 
     def __init__(self) -> None:
         self.open: Incident | None = None
-        self.count = 0
+        self.count = self.changes = 0
+        """Number of all, faults and planned changes, and of the planned changes among them."""
         self.pauses: dict[str, Seconds] = {}
         """Duration of the last planned change, by its kind."""
 
@@ -159,6 +160,7 @@ class Incidents:
             return [_opened(self.open, generation, now)]
         if incident.planned:
             incident.planned, incident.faults, incident.rung = False, 0, "retry"
+            self.changes -= 1
             incident.kind, incident.cause = kind, cause
         if self.explains(ranks):
             if not incident.ranks:
@@ -185,7 +187,7 @@ class Incidents:
         """Open an incident for a planned change of the world, once the first worker has stopped for it."""
         if self.open is not None:
             return []
-        self.count += 1
+        self.count, self.changes = self.count + 1, self.changes + 1
         self.open = Incident(
             self.count, step, kind, cause, now, now, [], unexplained=False, faults=0, rung=rung, planned=True
         )

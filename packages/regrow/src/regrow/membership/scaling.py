@@ -51,12 +51,13 @@ class Limits:
         """Reason, for people, why this number is not allowed; empty: it is."""
         if replicas <= 0:
             return f"a job has at least one replica, not {replicas}"
+        what = "1 replica is" if replicas == 1 else f"{replicas} replicas are"
         if replicas < self.least:
-            return f"{replicas} replicas are fewer than the minimum of {self.least}"
+            return f"{what} fewer than the minimum of {self.least}"
         if replicas > self.most:
-            return f"{replicas} replicas are more than the maximum of {self.most}"
+            return f"{what} more than the maximum of {self.most}"
         if not self.allow(replicas):
-            return f"{replicas} replicas are none of the allowed sizes ({', '.join(map(str, self.sizes))})"
+            return f"{what} none of the allowed sizes ({', '.join(map(str, self.sizes))})"
         return ""
 
 

@@ -83,6 +83,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Number of replicas wanted as soon as there is room."""
     min_replicas: int = 0
     max_replicas: int = 0
+    changes: int = 0
+    """Planned changes of the world; `incidents` are the faults."""
     unit: int = 1
     """Number of ranks of a replica."""
     candidates: list[WorkerView] = []

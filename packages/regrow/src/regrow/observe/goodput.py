@@ -39,7 +39,7 @@ class Spent(StrEnum):
     CHECKPOINT = "checkpoint stall"
     """Copying the state between two steps."""
     FIRST_STEP = "first step"
-    """From the first order to start a worker to the rank's first step."""
+    """To the rank's first step: from the job's start, or with several nodes from the first order to start a worker."""
     DETECT = "detect"
     """From a fault until the coordinator detects it. This and the next four are the stages of `IncidentClosed`."""
     ABORT = "abort"
@@ -174,9 +174,7 @@ class _Sums:
     def missing(self, gaps: Iterable[tuple[Seconds, int]]) -> None:
         """Add unfilled ranks: pairs of rank-seconds and the incident that removed the ranks."""
         for seconds, incident in gaps:
-            self.spent[Spent.CAPACITY] += seconds
-            if incident in self._costs:
-                self._costs[incident].spent[Spent.CAPACITY] += seconds
+            self._count(_Piece(0.0, seconds, Spent.CAPACITY, incident), seconds)
 
 
 class _RankTimes:
@@ -199,7 +197,8 @@ class _RankTimes:
             if not computed:
                 self._adopted.add((step, rank))
         orders = [each.at for each in records if isinstance(each, WorkerSpawned) and each.role == Role.RANK]
-        self._ordered = min(orders, default=start)
+        waits = ledger.started is None or (ledger.started.nodes > 1 and not ledger.started.local)
+        self._ordered = min(orders, default=start) if waits else start
 
     def pieces(self, rank: Rank) -> Iterator[_Piece]:
         """All pieces of a rank's time, in order."""

@@ -117,12 +117,8 @@ def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
     lines.append(f"{'total':<24}{found.rank_seconds:>14,.1f}{1:>9.1%}" + _money(found.cost, priced))
     if found.incidents:
         words = {str(each.number): each for each in account(records).incidents}
-        lines += [
-            "",
-            f"{count(found.steps_lost, 'committed step')} lost, {found.steps_redone:,} computed again",
-            "",
-        ]
-        lines += _table("incident", found.incidents, priced, lambda lost: _words(words[lost.name]))
+        lines += ["", f"{count(found.steps_lost, 'committed step')} lost, {found.steps_redone:,} computed again", ""]
+        lines += _table("incident or change", found.incidents, priced, lambda lost: _words(words[lost.name]))
     if found.by_cause:
         lines += ["", *_table("cause", found.by_cause, priced)]
         lines += ["", *_table("node", found.by_node, priced)]

@@ -217,13 +217,9 @@ class LiveView:
         line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         line.add_column(justify="right", no_wrap=True)
         name = ledger.started.job if ledger.started is not None else "starting"
-        facts = _speed(scene, self._unit, self._per_step)
         generation = ledger.generations[-1].generation if ledger.generations else 0
-        facts += [
-            f"generation {generation}",
-            f"goodput {ledger.goodput:.1%}",
-            _clock_text(scene.elapsed(self._clock())),
-        ]
+        facts = [*_speed(scene, self._unit, self._per_step), f"generation {generation}"]
+        facts += [f"goodput {ledger.goodput:.1%}", _clock_text(scene.elapsed(self._clock()))]
         line.add_row(
             Text.assemble(("regrow ", "bold green"), (name, "bold"), (f"  {self._title}", "dim")),
             Text("  ".join(facts)),
@@ -237,11 +233,8 @@ class LiveView:
 
     def _ranks(self) -> RenderableType:
         table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
-        for column, justify in (("rank", "right"), ("worker", "left"), ("pid", "right"), ("gen", "right")):
-            table.add_column(column, justify="right" if justify == "right" else "left", no_wrap=True)
-        table.add_column("state", no_wrap=True)
-        table.add_column("step", justify="right", no_wrap=True)
-        table.add_column("time", justify="right", no_wrap=True)
+        for column in ("rank", "worker", "pid", "gen", "state", "step", "time"):
+            table.add_column(column, justify="left" if column in ("worker", "state") else "right", no_wrap=True)
         for rank in sorted(self.scene.places):
             table.add_row(str(rank), *_worker_cells(self.scene.places[rank]))
         for worker in self.scene.standbys:
@@ -272,30 +265,25 @@ class LiveView:
         table = incident_table(self.scene.ledger.incidents[-max(1, rows - len(self.scene.ledger.open_incidents)) :])
         for opened in self.scene.ledger.open_incidents.values():
             table.add_row(*_open_cells(opened, self._clock()), style="yellow")
-        count = len(self.scene.ledger.incidents)
-        title = f"incidents: {count}, steps lost: {self.scene.ledger.steps_lost}"
+        ended = self.scene.ledger.incidents
+        faults = sum(bool(each.faults) for each in ended)
+        title = f"incidents: {faults}, changes: {len(ended) - faults}, steps lost: {self.scene.ledger.steps_lost}"
         return Panel(table, title=title, title_align="left", border_style="dim")
 
 
 def incident_table(incidents: Sequence[IncidentClosed]) -> Table:
     """A table with a row for each incident and the duration of each recovery stage."""
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
+    for column in ("#", "step"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what", no_wrap=True, overflow="ellipsis", ratio=1)
     for stage in ("detect", "abort", "regroup", "hydrate", "redo", "total"):
         table.add_column(stage, justify="right", no_wrap=True)
     table.add_column("rung", no_wrap=True)
     for i in incidents:
-        times = (i.detect, i.abort, i.regroup, i.hydrate, i.redo)
-        table.add_row(
-            str(i.incident),
-            str(i.step),
-            _what(i.ranks, i.cause),
-            *map(seconds, times),
-            Text(seconds(i.total), style="bold"),
-            i.rung,
-        )
+        times = map(seconds, (i.detect, i.abort, i.regroup, i.hydrate, i.redo))
+        total = Text(seconds(i.total), style="bold")
+        table.add_row(str(i.incident), str(i.step), _what(i.ranks, i.cause), *times, total, i.rung)
     return table
 
 

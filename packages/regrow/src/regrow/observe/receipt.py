@@ -59,7 +59,7 @@ class Receipt:
     @property
     def bitwise_equal(self) -> bool:
         """True if the final state and every committed number of every rank, at least one, are equal."""
-        return self.state_equal and bool(self.alone.numbers) and not differences(self.disturbed, self.alone)
+        return self.state_equal and self._losses_equal()
 
     @property
     def recovered(self) -> bool:
@@ -76,26 +76,21 @@ class Receipt:
 
     def figures(self) -> dict[str, float]:
         """The figures for `--json`. Without an incident there is no median."""
-        numbers = {
+        median = self.disturbed.recovery_median
+        return {
             "bitwise_equal": float(self.bitwise_equal),
             "steps_lost": float(self.steps_lost),
             "faults": float(len(self.disturbed.injected)),
             "goodput": self.disturbed.goodput,
-        }
-        if self.disturbed.recovery_median is not None:
-            numbers["recovery_median_s"] = self.disturbed.recovery_median
-        return numbers
+        } | ({} if median is None else {"recovery_median_s": median})
 
     def print(self, console: Console) -> None:
         """Print the receipt."""
-        console.print(self._incidents())
+        title = Text("incidents of the disturbed run", style="bold")
+        console.print(Group(title, incident_table(self.disturbed.incidents)))
         console.print(self._sums())
         for line in differences(self.disturbed, self.alone)[:5]:
             console.print(f"  differs: {line}", markup=False, highlight=False)
-
-    def _incidents(self) -> RenderableType:
-        title = Text("incidents of the disturbed run", style="bold")
-        return Group(title, incident_table(self.disturbed.incidents))
 
     def _sums(self) -> RenderableType:
         ledger, alone = self.disturbed, self.alone
@@ -103,9 +98,10 @@ class Receipt:
         table.add_column(style="dim")
         table.add_column()
         median = ledger.recovery_median
-        table.add_row("faults", f"{len(ledger.injected)} of {self.planned} struck; {_mended(self)}")
+        mended = "all mended" if self.recovered else "NOT all mended"
+        table.add_row("faults", f"{len(ledger.injected)} of {self.planned} struck; {mended}")
         table.add_row("time to mend", f"{seconds(median)} median, the step run again included" if median else "–")
-        table.add_row("median step", _step(ledger))
+        table.add_row("median step", "–" if ledger.step_median is None else seconds(ledger.step_median))
         table.add_row("committed steps lost", str(self.steps_lost))
         for found in ledger.corruptions:
             table.add_row("silent corruption", f"rank {found.rank} before step {found.step}, on {found.node}")
@@ -120,14 +116,6 @@ class Receipt:
 
     def _losses_equal(self) -> bool:
         return bool(self.alone.numbers) and not differences(self.disturbed, self.alone)
-
-
-def _mended(receipt: Receipt) -> str:
-    return "all mended" if receipt.recovered else "NOT all mended"
-
-
-def _step(ledger: Ledger) -> str:
-    return seconds(ledger.step_median) if ledger.step_median is not None else "–"
 
 
 def _verdict(equal: bool, detail: str) -> Text:

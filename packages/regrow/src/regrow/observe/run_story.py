@@ -27,11 +27,10 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import count, describe, first_line, longest_stage, not_kept, ranks, seconds
+from regrow.observe.story import count, describe, first_line, longest_stage, not_kept, ranks, seconds, stages
 
 Place = Callable[[StepNo], str]
 _INDENT = " " * 10
-_STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 _BELIEVED = ("standby", "fork")
 """Recovery methods in which a newcomer takes a lost rank's place."""
 _CHANGES = {
@@ -95,23 +94,13 @@ def _lines(record: Record, place: Place) -> list[str]:
     match record:
         case JobStarted():
             return [describe(record) or "", " ".join(record.command)]
-        case IncidentClosed() if record.faults:
-            return [
-                _fault(record, place),
-                f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
-                f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
-                *_replacement(record),
-                *_ways(record.ways),
-                *filter(None, [not_kept([record])]),
-            ]
         case IncidentClosed():
-            return [
-                f"{place(record.step)}: {first_line(record.cause)}",
-                f"the other ranks pause for {seconds(record.total)} ({_stages(record)})",
-                *_replacement(record),
-                *_ways(record.ways),
-                *filter(None, [not_kept([record])]),
-            ]
+            spent = f"{seconds(record.total)} ({stages(record)})"
+            lines = [f"{place(record.step)}: {first_line(record.cause)}", f"the other ranks pause for {spent}"]
+            if record.faults:
+                lost = f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}"
+                lines = [_fault(record, place), f"mended by {record.rung} in {spent}", lost]
+            return [*lines, *_replacement(record), *_ways(record.ways), *filter(None, [not_kept([record])])]
         case IncidentOpened():
             return [_fault(record, place), "not mended"]
         case WorldChanged():
@@ -132,15 +121,11 @@ def _fault(record: IncidentOpened | IncidentClosed, place: Place) -> str:
     return f"{place(record.step)}: {who}{cause}"
 
 
-def _stages(incident: IncidentClosed) -> str:
-    return ", ".join(f"{name} {seconds(getattr(incident, name))}" for name in _STAGES)
-
-
 def _replacement(incident: IncidentClosed) -> Iterator[str]:
     """Stages of the slowest replacement, if there was one."""
-    stages = [f"{stage} {seconds(incident.stages[stage])}" for stage in STAGES if stage in incident.stages]
-    if stages:
-        yield f"{longest_stage(incident)} (worker {incident.slowest}: {', '.join(stages)})"
+    parts = [f"{stage} {seconds(incident.stages[stage])}" for stage in STAGES if stage in incident.stages]
+    if parts:
+        yield f"{longest_stage(incident)} (worker {incident.slowest}: {', '.join(parts)})"
 
 
 def _steps(number: int) -> str:
@@ -168,9 +153,8 @@ def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
 def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
     faults = [incident for incident in ledger.incidents if incident.faults]
     changes = [incident for incident in ledger.incidents if not incident.faults]
-    steps = len(ledger.commits)
     lines = [
-        f"{count(steps, 'step')} committed in {seconds(ledger.wall)}, "
+        f"{count(len(ledger.commits), 'step')} committed in {seconds(ledger.wall)}, "
         f"goodput {ledger.goodput:.1%} from the first step on"
     ]
     if faults:
@@ -185,7 +169,7 @@ def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
     elif not ledger.open_incidents:
         lines.append("no incident")
     if changes:
-        lines.append(f"{count(len(changes), 'change')} of the world cost {_cost(changes)}")
+        lines.append(f"{count(len(changes), 'planned change')} cost {_cost(changes)}")
     lost = lost_workers(records)
     if lost and ledger.started is not None and ledger.started.nodes > 1:
         lines.append("lost workers by node: " + ", ".join(f"{node} {number}" for node, number in lost.most_common()))

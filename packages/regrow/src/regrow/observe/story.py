@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from regrow.core.ids import Rank, Seconds
 from regrow.core.records import (
+    PLANNED,
     FaultInjected,
     GenerationFormed,
     IncidentClosed,
@@ -34,7 +35,8 @@ def describe(record: Record) -> str | None:
             place = f"rank {record.rank}" if record.rank is not None else f"worker {record.worker}"
             return f"fault {record.fault}: {record.how} strikes {place} in step {record.step}, stage {record.stage}"
         case IncidentOpened():
-            return f"incident {record.incident} in step {record.step}: {first_line(record.cause)}"
+            what = "change" if record.kind in PLANNED else "incident"
+            return f"{what} {record.incident} in step {record.step}: {first_line(record.cause)}"
         case IncidentClosed():
             return _mended(record)
         case GenerationFormed():
@@ -122,23 +124,17 @@ def _causes(incident: IncidentClosed) -> str:
     return f"{cause} ({incident.faults} faults mended together{which})"
 
 
+def stages(incident: IncidentClosed) -> str:
+    """Duration of each stage of an incident."""
+    names = ("detect", "abort", "regroup", "hydrate", "redo")
+    return ", ".join(f"{name} {seconds(getattr(incident, name))}" for name in names)
+
+
 def _mended(incident: IncidentClosed) -> str:
-    stages = ", ".join(
-        f"{name} {seconds(value)}"
-        for name, value in (
-            ("detect", incident.detect),
-            ("abort", incident.abort),
-            ("regroup", incident.regroup),
-            ("hydrate", incident.hydrate),
-            ("redo", incident.redo),
-        )
-    )
-    lost = count(incident.steps_lost, "step")
+    number, lost = incident.incident, count(incident.steps_lost, "step")
+    done = f"incident {number}: mended by {incident.rung}" if incident.faults else f"change {number}"
     most = f"; {longest_stage(incident)}" if incident.stages else ""
-    return (
-        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), "
-        f"{lost} lost{most}"
-    )
+    return f"{done} in {seconds(incident.total)} ({stages(incident)}), {lost} lost{most}"
 
 
 def longest_stage(incident: IncidentClosed) -> str:
@@ -168,6 +164,11 @@ def seconds(value: Seconds) -> str:
     if value < 99.95:
         return f"{value:.1f} s"
     return f"{int(value) // 60}:{int(value) % 60:02d} min"
+
+
+def tally(incidents: int, changes: int) -> str:
+    """`2 incidents`, and planned changes of the world, if there were any."""
+    return count(incidents, "incident") + (f", {count(changes, 'planned change')}" if changes else "")
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -83,7 +83,7 @@ class LoopContext:
             return f"session.steps was given data={self._data_of}, which is for one world only"
         if dealer is None and self.batches.order.global_batch == 0:
             return (
-                "the global batch would follow the number of ranks "
+                "each rank reads a batch of its own, so that the global batch would follow the number of ranks "
                 "(give session.steps microbatches=, or make a regrow.DataLoader with global_batch_size=)"
             )
         if dealer is not None and self.replicas * unit != world:

@@ -84,7 +84,7 @@ def replaceability(refuted: str, proven: Iterable[StepNo], unproven: str = "") -
         return f"not replaceable by newcomers: {refuted}"
     newest = max(proven, default=None)
     if newest is not None:
-        return f"replaceable: proven at step {newest:,}"
+        return f"replaceable: last proven at step {newest:,}"
     return "replaceable: not proven" + (f", because {unproven}" if unproven else " yet")
 
 

@@ -148,7 +148,8 @@ class Resizing:
         self._look = True
         rank = worker.candidate_for
         if rank is not None and not self._regroup.is_replica(worker, rank):
-            self._orders.write(record.ScaleRefused(at=now, replicas=self._size.wanted, reason=self._regroup.fixed()))
+            reason = say.size_fixed(self._size.limits, self._regroup.fixed())
+            self._orders.write(record.ScaleRefused(at=now, replicas=self._size.wanted, reason=reason))
             self._orders.fence(worker, "built another part of the state", now)
         elif worker.fixed and rank is not None and rank >= self._job.world:
             self._candidate_fixed(worker, rank, now)
@@ -160,8 +161,9 @@ class Resizing:
         """Give up growing: by this candidate's script, a larger world could not run or could not change again."""
         job = self._job
         size = max(self._size.wanted, rank // self._spec.unit + 1)
-        self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
-        self._no_larger = job.replicas, worker.fixed
+        reason = say.size_fixed(self._size.limits, worker.fixed)
+        self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=reason))
+        self._no_larger = job.replicas, reason
         self._size.wanted = min(self._size.wanted, job.replicas)
         if worker.role is Role.STANDBY:
             self._roster.nominate(worker, None, worker.local_rank)
@@ -212,6 +214,8 @@ class Resizing:
         if not looks or self._roster.count(Stage.FINISHED):
             return
         self._look = self._pausing = False
+        if not self._seen:
+            self._warn(now)
         self._seen = generation
         plan = self._plan(now)
         need, homes = ((), ()) if plan is None else (plan.newcomers, plan.homes)
@@ -238,23 +242,33 @@ class Resizing:
         most = self._size.limits.most
         return most if self._no_larger is None else min(most, self._no_larger[0])
 
+    def _warn(self, now: Instant) -> None:
+        """Before the first step, note why sizes that the flags allow cannot be had."""
+        limits, fixed = self._size.limits, self._regroup.fixed()
+        if limits.least < limits.most and (why := fixed or self._microbatches(limits.most)):
+            self._orders.note(say.size_fixed(limits, why) if fixed else f"--replicas allows too many: {why}", now)
+
+    def _microbatches(self, size: int) -> str:
+        batches = min((w.microbatches for w in self._roster.placed() if w.microbatches), default=0)
+        return say.too_few_microbatches(size, batches) if 0 < batches < size else ""
+
     def _refusal(self, size: int) -> str:
         job = self._job
         if isinstance(job.state, Closing | Releasing):
             return "the job has run its last step"
         refusal = self._size.limits.refusal(size)
+        if size > 0 and refusal and not self._spec.elastic:
+            return say.never_elastic(job.replicas)
         if refusal or size == job.replicas:
             return refusal
-        fixed = self._regroup.fixed()
-        if fixed:
-            return fixed
+        if fixed := self._regroup.fixed():
+            return say.size_fixed(self._size.limits, fixed)
         if size > job.replicas and not job.replacements.allowed:
             return say_end.no_newcomers(job.replacements.refuted)
         if self._no_larger is not None and size > self._no_larger[0]:
             return self._no_larger[1]
-        batches = min((w.microbatches for w in self._roster.placed() if w.microbatches), default=0)
-        if batches and size > batches:
-            return say.too_few_microbatches(size, batches)
+        if few := self._microbatches(size):
+            return few
         slots = sum(node.slots for node in self._roster.nodes.values() if node.leave_by is None)
         if job.world and size * self._spec.unit > slots:
             return say.too_few_slots(size, self._spec.unit, slots)

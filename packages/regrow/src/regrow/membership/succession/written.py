@@ -45,6 +45,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     checkpoints: int
     first_build: Seconds | None
     nodes: list[NodeId]
+    changes: int = 0
     refuted: str = ""
     alone: bool = False
     own: dict[str, list[str]] = {}
@@ -84,6 +85,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         pending=memory.plan.pending,
         struck=memory.plan.struck,
         incidents=memory.incidents.count,
+        changes=memory.incidents.changes,
         pauses=memory.incidents.pauses,
         incident=memory.incidents.open,
         table=memory.table,
@@ -123,7 +125,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
     """
     written = msgspec.msgpack.decode(encoded, type=WrittenMemory)
     incidents = Incidents()
-    incidents.count, incidents.pauses = written.incidents, written.pauses
+    incidents.count, incidents.changes, incidents.pauses = written.incidents, written.changes, written.pauses
     incidents.open = None if written.incident is None else _moved(written.incident, ahead)
     change = None
     if written.change is not None:
