@@ -73,7 +73,7 @@ def exposed(ranks: Sequence[Rank], home: str) -> str:
 
 
 def spares_not_kept(spares: int, nodes: int) -> str:
-    """Nodes that were to be spare have ranks."""
+    """Message that nodes that were to be spare have ranks."""
     return (
         f"--spares {spares} is not kept: the ranks are spread over {nodes} nodes, because on fewer nodes one failure "
         "could take all copies of a part of the state (start the job on one node more)"
@@ -296,13 +296,13 @@ def scale_accepted(before: int, wanted: int) -> str:
 
 
 def size_fixed(limits: Limits, why: str) -> str:
-    """The script, or its state, is for one size of the world."""
+    """Refusal of another size, because the script or its state is for one size of the world."""
     allowed = f" (--replicas allows {limits.least} to {limits.most})" if limits.least < limits.most else ""
     return f"the number of replicas cannot change while the job trains{allowed}: {why}"
 
 
 def never_elastic(replicas: int) -> str:
-    """The flags of the job allow one size only."""
+    """Refusal of another size, because the flags of the job allow one size only."""
     return f"this job was started for {replicas} replica{'s' * (replicas > 1)} only (start it with --replicas MIN:MAX)"
 
 
