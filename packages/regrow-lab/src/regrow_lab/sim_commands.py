@@ -35,7 +35,7 @@ def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Pa
     from regrow_lab.fleet.summary import simulate_all
 
     if plot_path is not None and plot_path.suffix not in _FIGURES:
-        raise UsageError(f"--plot {plot_path} is no figure's name", hint="end it in .png or .svg")
+        raise UsageError(f"--plot {plot_path} is not the name of a figure", hint="end it in .png or .svg")
     table = _load(scenario)
     named = table.get("costs_from", [])
     files = [scenario.parent / name for name in named if isinstance(name, str)] if isinstance(named, list) else []
@@ -55,7 +55,7 @@ def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Pa
 @sim.command("calibrate")
 @click.argument("runs", nargs=-1, metavar="[JOB|FOLDER|FILE]...")
 @click.option("--of", default="regrow", metavar="NAME", help="Name of the set of costs.  [regrow]")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it here.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the costs here.")
 def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
     """Take costs from the records of real RUNS, for a scenario to name in costs_from.
 
@@ -99,7 +99,7 @@ def replay(seed: str, as_json: bool) -> int:
     schedule: ElectionSchedule | SimSchedule
     if seed.startswith(ELECTION):
         if not numbered:
-            raise UsageError(f"{seed[:40]!r} is no election", hint=f"give its number, as in {ELECTION}11")
+            raise UsageError(f"{seed[:40]!r} is not an election", hint=f"give its number, as in {ELECTION}11")
         schedule = draw_election(int(number))
     else:
         schedule = draw(int(seed)) if numbered else SimSchedule.of_code(seed)
@@ -120,7 +120,9 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="texts are in quotes, lists in [brackets]") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}", hint="strings are in quotes, lists in [brackets]"
+        ) from error
 
 
 def _write(path: Path, content: bytes) -> None:

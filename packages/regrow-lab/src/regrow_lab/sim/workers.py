@@ -103,7 +103,7 @@ class SimWorker(SimProcess):
 
     def gives_up(self) -> None:
         """Fail, because no order arrived in time."""
-        error = ErrorReport("DeadlineExceeded", f"{self.worker} heard nothing", "DeadlineExceeded", self.doing)
+        error = ErrorReport("DeadlineExceeded", f"{self.worker} received nothing", "DeadlineExceeded", self.doing)
         self._around.say(self, facts.WorkerFailed(self.worker, error, self.state))
         self.end(1)
 

@@ -75,8 +75,8 @@ class _Recoverable(_Behind):
         self._step: Step | None = None
         if self.session.world_size > 1 and not self.use_distributed:
             raise UsageError(
-                f"accelerate takes each of the {self.session.world_size} ranks for a training of its own",
-                hint="on processors alone, give Accelerator(cpu=True)",
+                f"Accelerate treats each of the {self.session.world_size} ranks as a separate training",
+                hint="on CPUs only, give Accelerator(cpu=True)",
             )
 
     def prepare(self, *given: Any, **options: Any) -> Any:
@@ -137,7 +137,7 @@ class _Recoverable(_Behind):
         if until is None:
             if epochs is None or not self._schedule.per_epoch:
                 raise UsageError(
-                    "the number of updates of this training is not known",
+                    "the number of updates is unknown",
                     hint="give until=, or epochs= and a loader over a data set with a length",
                 )
             until = epochs * self._schedule.per_epoch

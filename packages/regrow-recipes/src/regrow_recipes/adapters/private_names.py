@@ -62,7 +62,8 @@ def _note_version(name: str) -> None:
     version = importlib.metadata.version(name)
     if version not in SEEN[name]:
         _log.warning(
-            "regrow's adapter was run on %s %s, and this is %s: it uses names that a version may change",
+            "regrow's adapter was tested with %s %s, and this is %s: the adapter uses private names, which any "
+            "version may change",
             name,
             " and ".join(SEEN[name]),
             version,

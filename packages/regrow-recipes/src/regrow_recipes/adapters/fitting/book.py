@@ -92,7 +92,7 @@ def _encoded(value: Any) -> dict[str, Any]:
         return {"tensor": value.detach().cpu().double().tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
     raise UsageError(
         f"a callback's state holds a {type(value).__name__}, which cannot be sent to other ranks",
-        hint="let its state_dict hold numbers, texts, lists, dicts and tensors",
+        hint="let its state_dict hold only numbers, strings, lists, dicts and tensors",
     )
 
 
