@@ -72,10 +72,10 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("plan")
 @_with_options
 def plan(nodes: int, price: float, json_path: Path | None, **options: Any) -> None:
-    """Tell what faults will cost a job before it runs, and how many spares it needs.
+    """Estimate the cost of faults before a job runs, and the number of spares that it needs.
 
-    Nodes are taken to fail independently of one another. What a fault costs under regrow is yours to say: the default
-    is cautious; `benchmarks/recovery.py` measures it.
+    Nodes are assumed to fail independently of one another. Give the cost of a fault under regrow by --in-process: the
+    default is cautious; `benchmarks/recovery.py` measures it.
     """
     fleet = Fleet(nodes, _faults_an_hour(nodes, options), price)
     found = forecast(fleet, **{name: options[name] for name in _NAMES})

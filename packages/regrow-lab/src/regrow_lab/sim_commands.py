@@ -26,7 +26,7 @@ def sim() -> None:
 def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Path | None) -> None:
     """Simulate the policies of SCENARIO.toml: goodput, time to finish, money, with confidence intervals.
 
-    docs/simulator.md has what can stand in the file; benchmarks/scenarios/ has some.
+    docs/simulator.md lists the keys of the file; benchmarks/scenarios/ has examples.
     """
     import msgspec
 
@@ -59,8 +59,8 @@ def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Pa
 def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
     """Take costs from the records of real RUNS, for a scenario to name in costs_from.
 
-    Without a name it is the job that runs, or the newest. Runs in which nothing failed say how long a start and a step
-    take.
+    Without a name, use the job that runs, or the newest. Runs without faults give the duration of a start and of a
+    step.
     """
     from regrow.launch.verifying import find_run_on_one_clock
     from regrow_lab.fleet.calibration import calibration_lines, measured
@@ -84,8 +84,8 @@ def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
 def replay(seed: str, as_json: bool) -> int:
     """Run one random schedule of the coordinator's tests again, exactly, and print what happens.
 
-    SEED is a number, election: and a number for one of the tests of elections, or the word that a failed test has
-    printed. The exit code is 1 where a rule of the simulator is broken.
+    SEED is a number, election: and a number for one of the tests of elections, or the code that a failed test has
+    printed. Exit code 1: an invariant of the simulator is broken.
     """
     import msgspec
 

@@ -114,8 +114,8 @@ class Invariants:
     def reported(self, report: NodeReport) -> None:
         """Record that the machine received a node's list of workers: others were never started, or have ended.
 
-        A worker that should be fenced but is not: its order was lost, and the coordinator that gave it has failed
-        since. No other worker has replaced it, or the newest table would show that.
+        If a listed worker should have been fenced, that order was lost, and its coordinator has failed since. No other
+        worker has replaced it, or the newest table would show that.
         """
         there = {past.worker for past in report.workers if past.code is None}
         self._known_gone |= {worker for worker, home in self._spawned.items() if home == report.node} - there

@@ -27,7 +27,7 @@ _PREFIX = "schedule:"
 _TIME_TO_SAVE_S = 5.0
 """With a shorter notice, not all work of a job may reach the disk."""
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
-"""Excuses: the code after the last step is not run again, and no code is if a node's time was used up."""
+"""Faults that excuse a missing end: code after the last step does not run again, nor any code of a node out of time."""
 _MENDED_THERE = {"kill after"}
 """Excuses that do not count if the script goes on after its loop."""
 

@@ -1,4 +1,4 @@
-"""A whole job in virtual time: the machine of production, and around it agents, workers and a network that are not."""
+"""A whole job in virtual time: production's state machine, among simulated agents, workers and a network."""
 
 import random
 from collections import defaultdict

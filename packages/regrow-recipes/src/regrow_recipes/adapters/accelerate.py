@@ -80,7 +80,7 @@ class _Recoverable(_Behind):
             )
 
     def prepare(self, *given: Any, **options: Any) -> Any:
-        """As accelerate's; prepared objects are protected, with the state of optimizers and schedulers.
+        """Prepare as accelerate does, and protect the objects, with the state of optimizers and schedulers.
 
         Loaders are not bound to a rank until they are used: `steps` deals out the data of one; an iteration over
         another, in an evaluation, reads the share of the worker's present rank.

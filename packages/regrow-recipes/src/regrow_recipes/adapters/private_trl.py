@@ -91,7 +91,7 @@ def progress(trainer: Any) -> dict[str, Any]:
 
 
 def put_progress(trainer: Any, received: dict[str, Any]) -> None:
-    """The reverse of `progress`; clears what an abandoned body has left."""
+    """Set the values that `progress` returned; clears what an abandoned body has left."""
     trainer._step = received["step"]
     for name, value in received["counters"].items():
         setattr(trainer, name, value)
@@ -115,7 +115,7 @@ def logged(trainer: Any) -> dict[str, Any]:
 
 
 def put_logged(trainer: Any, received: dict[str, Any]) -> None:
-    """The reverse of `logged`."""
+    """Set the completions that `logged` returned."""
     logs = trainer._logs
     for part in _LISTS:
         logs[part].clear()
@@ -142,7 +142,7 @@ class Judge:
         self._first, self._built = self._attributes(), self._containers()
         self._entered: dict[tuple[str, int], dict[str, object]] = {}
         self._stood: set[tuple[str, int]] = set()
-        """Those of `_entered` that no rehearsal entered."""
+        """Entries of `_entered` that were not made by a rehearsal."""
         self._reported = False
 
     @classmethod
@@ -159,7 +159,7 @@ class Judge:
         )
 
     def put(self, received: dict[str, Any]) -> None:
-        """The reverse of `state`."""
+        """Set the values that `state` returned."""
         if self._says:
             self._reward.load_state_dict(received)
             return
@@ -255,7 +255,7 @@ def following(trainer: Any) -> Any:
 
 
 def _follow(model: torch.nn.Module, reference: torch.nn.Module, alpha: float) -> None:
-    """As TRL's, without `.data`, whose writes cannot be detected."""
+    """Update the reference as TRL does, but without `.data`, whose writes cannot be detected."""
     with torch.no_grad():
         for followed, parameter in zip(reference.parameters(), model.parameters(), strict=True):
             followed.mul_(1.0 - alpha).add_(parameter, alpha=alpha)

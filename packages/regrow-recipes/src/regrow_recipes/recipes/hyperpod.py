@@ -64,7 +64,7 @@ TAKEN: Final[dict[str, tuple[str, Convert]]] = {
     "trainer.val_check_interval": ("train.eval_every", _as_it_is),
     "model.config.recompute_granularity": ("parallel.recompute", bool),
 }
-"""HyperPod's key to regrow's, with the parser of its value."""
+"""By HyperPod's key: regrow's key, and the parser of the value."""
 
 TOGETHER: Final = (
     "run.name",
@@ -157,7 +157,7 @@ class Converted:
     """A recipe of regrow, and the fate of each HyperPod key.
 
     Attributes:
-        settings: section to key to value.
+        settings: values by section and key.
         method: the built-in method that it extends.
         flags: of `regrow train`.
         notes: sentences for the user: differences, and values to fill in.

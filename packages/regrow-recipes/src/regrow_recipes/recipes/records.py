@@ -18,8 +18,8 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 def records(path: str) -> Iterator[tuple[str, Record]]:
     """The records of a file, each with its place. Raises `DataError`.
 
-    `.parquet`; `.txt`, one record; `.csv` and `.tsv`, whose first line names the columns; `.json` with a list of
-    objects; anything else is JSON Lines. All but Parquet may be compressed (`.gz`).
+    Formats: `.parquet`; `.txt`, one record; `.csv` and `.tsv`, whose first line names the columns; `.json` with a list
+    of objects; anything else is JSON Lines. All but Parquet may be compressed (`.gz`).
     """
     name = path.removesuffix(".gz")
     suffix = Path(name).suffix.lower()

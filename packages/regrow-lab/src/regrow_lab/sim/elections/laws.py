@@ -44,7 +44,7 @@ class ElectionLaws:
             raise InvariantBroken(f"term {term} has two coordinators: launchers {first} and {launcher.number}")
 
     def decided(self, launcher: SimLauncher, term: int) -> None:
-        """Check a coordinator's decision: its term is not older than the last, and it was elected in it."""
+        """Check a coordinator's decision: its term is not older than the last, and elected this launcher."""
         last = self.decisions[-1] if self.decisions else Decided(0.0, 0, launcher.number)
         if term < last.term:
             said = f"launcher {launcher.number} decides in term {term} after launcher {last.by} in term {last.term}"

@@ -51,7 +51,7 @@ class EpochsOfSteps(_Behind):
     _closing: "list[tuple[Any, Any]]"
     """Results of `training_step` for the batches of the last step that this process completed, and each batch.
 
-    A rank whose step was interrupted, and which then restores its peers' state, has those of the step before.
+    A rank whose step was interrupted, and which then restores its peers' state, has the results of the step before.
     """
 
     @property
