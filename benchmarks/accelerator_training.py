@@ -92,7 +92,7 @@ class Turns:
             self._go, self._done = open(os.environ["TURN_GO"]), open(os.environ["TURN_DONE"], "w")  # noqa: SIM115
 
     def before(self) -> None:
-        """Before a step: at the start of a block, wait for the request."""
+        """Wait for the request, if the next step starts a block."""
         if self._count == SETTLED:
             self._launches = self._device.launches()
         if self._count == SETTLED + 1:
@@ -103,7 +103,7 @@ class Turns:
             self._waits, self._queued, self._began = self._device.waits(), 0, time.perf_counter()
 
     def after(self) -> None:
-        """After a step: at the end of a block, report milliseconds, waits and queue length a step."""
+        """Report milliseconds, waits and queue length a step, if the last step ended a block."""
         self._count += 1
         if self._rank == 0:
             self._queued += self._device.queued()

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_session.py                        # all parts on CUDA, 12 minutes at most
     python benchmarks/gpu_session.py --parts 1-9 --budget 480 --out seen.jsonl
-    python benchmarks/gpu_session.py --device cpu           # what makes sense without one; the others say why not
+    python benchmarks/gpu_session.py --device cpu           # parts that make sense on a CPU; the others report why not
 
 Each part prints one line of JSON at its end, even if it is killed at its limit: its number and name, the result
 (`passed`, `failed`, `killed`, `skipped`, `interrupted`), seconds, and its measurements so far. A part that does not fit

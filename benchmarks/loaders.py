@@ -94,7 +94,6 @@ class Reading:
     """Samples of a corpus, and their batches.
 
     work_s: CPU seconds of the transform of each sample. dtype: of the tokens; None: as stored.
-    stored.
     """
 
     corpus: str

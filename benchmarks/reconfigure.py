@@ -63,7 +63,7 @@ ELEMENTS = 10_007
 SIDES = ("mesh", "abort", "alone", "lazy")
 FAULTS = ("kill", "stuck", "unformed", "vanished")
 SLOW_WORLD = 4
-"""Number of processes of what takes several limits: `lazy` and `vanished`."""
+"""Number of processes in the trials that take several limits, `lazy` and `vanished`."""
 STANDS_S = 0.3
 """Pause after all but one have begun their all-reduce, and before the fault."""
 

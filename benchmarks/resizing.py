@@ -167,7 +167,7 @@ class Change:
     record: IncidentClosed | None = None
     """The job's own account, where it has one."""
     still: Seconds = 0.0
-    """For how long rank 0 had no step under way."""
+    """Time in which rank 0 had no step under way."""
 
     @property
     def told(self) -> Seconds:

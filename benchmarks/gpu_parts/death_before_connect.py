@@ -1,4 +1,4 @@
-"""Part 5: a rank dies when it has met the others and has not yet connected to them, at the start and in a recovery."""
+"""Part 5: a rank dies after it has met the others and before it connects to them, at the start and in a recovery."""
 
 import sys
 
@@ -6,7 +6,7 @@ from gpu_parts.jobs import LIMIT_S, Job, play, same
 
 
 def main() -> int:
-    """Check that the others get away from it."""
+    """Check that the other ranks recover from its death."""
     none = Job("none", options=(), ranks=3)
     start = Job("connect", options=("--standby=1", "--hang-timeout=10s"), ranks=3)
     recovery = Job("reconnect", options=("--standby=1", "--hang-timeout=10s"), ranks=3)

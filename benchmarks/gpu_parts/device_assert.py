@@ -6,7 +6,7 @@ from gpu_parts.jobs import LIMIT_S, Job, play, same
 
 
 def main() -> int:
-    """Play them beside one another, and beside those that nobody disturbs."""
+    """Run these jobs at once, together with undisturbed ones."""
     none, buffers = Job("none", options=()), Job("none_buffers", options=())
     plain, held, comes = Job("assert"), Job("assert_buffers"), Job("newcomer")
     play([none, buffers, plain, held, comes], LIMIT_S - 5)

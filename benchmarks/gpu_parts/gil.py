@@ -1,4 +1,4 @@
-"""Part 7: with a full launch queue, which calls hold Python's lock while they block."""
+"""Part 7: finds calls that hold Python's lock while they block on a full launch queue."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ MOST_LAUNCHES = 8000
 
 
 class Ticker:
-    """A thread that needs the lock each millisecond: its longest gap is how long another held it."""
+    """A thread that needs the lock every millisecond: its longest gap is the time that another thread held it."""
 
     def __init__(self) -> None:
         self._gaps: list[float] = []
@@ -33,13 +33,13 @@ class Ticker:
             last = now
 
     def longest(self) -> float:
-        """Since it was asked last."""
+        """The longest gap since the last call."""
         time.sleep(10 * TICK_S)
         gaps, self._gaps = self._gaps, []
         return max(gaps, default=0.0)
 
     def end(self) -> None:
-        """No more."""
+        """End the thread."""
         self._over.set()
 
 
@@ -71,7 +71,7 @@ class Device:
         return MOST_LAUNCHES
 
     def fill(self, launches: int) -> None:
-        """Make the device busy, with `launches` launches behind that."""
+        """Make the device busy, and queue `launches` launches behind that work."""
         torch.cuda.synchronize()
         self._busy(BUSY_S)
         for _ in range(launches):
@@ -104,7 +104,7 @@ def calls(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
 
 def compiled(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """A launch by the compiler's kernels, where there is a compiler."""
+    """A launch of the compiler's kernels; empty if there is no compiler."""
     kernel = torch.compile(lambda y: y.add_(1))
     try:
         kernel(x)
@@ -115,7 +115,7 @@ def compiled(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
 
 def measure(name: str, call: Callable[[], object], device: Device, ticker: Ticker, launches: int) -> None:
-    """One line with the queue full, and one with the device only busy."""
+    """Print one line with the queue full, and one with the device only busy."""
     for full in (True, False):
         device.fill(launches if full else 0)
         ticker.longest()
@@ -128,7 +128,7 @@ def measure(name: str, call: Callable[[], object], device: Device, ticker: Ticke
 
 
 def main() -> int:
-    """All calls, and at last a compiled one, as the compiler takes long."""
+    """Measure all calls; the compiled one comes last, as the compiler takes long."""
     device, ticker = Device(), Ticker()
     known = calls(device.x)
     for call in known.values():

@@ -1,4 +1,4 @@
-"""Part 8: a captured all-reduce that one rank never replays: does the abort of its communicator come back."""
+"""Part 8: checks that the abort of a communicator returns if one rank never replays its captured all-reduce."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def captured(made: Communicator, total: torch.Tensor) -> torch.cuda.CUDAGraph:
 
 
 def play(rank: int, folder: Path) -> None:
-    """Rank 0 replays alone, and aborts; rank 1 stays away until that is over."""
+    """Replay and abort on rank 0; rank 1 replays nothing, and waits until that is over."""
     made = connected(rank, folder)
     total = torch.ones(1 << 20, device="cuda")
     graph = captured(made, total)
@@ -64,7 +64,7 @@ def play(rank: int, folder: Path) -> None:
 
 
 def main() -> int:
-    """Two processes; whether rank 0 got away."""
+    """Run both ranks, and report whether rank 0's abort returned."""
     folder = Path(os.environ["REGROW_HOME"])
     if len(sys.argv) > 1:
         play(int(sys.argv[1]), folder)

@@ -1,4 +1,4 @@
-"""Part 4: how fast state is read for a newcomer while the device works, on the stream that works and on another."""
+"""Part 4: speed of reading state for a newcomer while the device is busy, on the busy stream and on another."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ WIDTH = 2048
 
 
 def rate(state: torch.Tensor, *, own: bool) -> float:
-    """GB/s of reading what fits into some seconds, as a holder reads it."""
+    """GB/s of reading state for some seconds, as a holder reads it."""
     reader = Outgoing(lambda name: state, CHUNK_BYTES, StreamPoint([]) if own else None)  # the state is there already
     chunks = [(ByteSpan("state", at, CHUNK_BYTES),) for at in range(0, state.nbytes - CHUNK_BYTES + 1, CHUNK_BYTES)]
     began, read = time.perf_counter(), 0
@@ -29,7 +29,7 @@ def rate(state: torch.Tensor, *, own: bool) -> float:
 
 
 def main() -> int:
-    """Idle and busy, on either stream; a busy device still works when the reading ends, or the figure is marked."""
+    """Measure idle and busy, on either stream; a figure is marked if the device's work ended before the reading."""
     device = torch.device(DEVICE, 0)
     state = torch.randint(256, (BYTES,), dtype=torch.uint8, device=device)
     factor = torch.randn(WIDTH, WIDTH, device=device)

@@ -1,8 +1,8 @@
 """MODE FOLDER STEPS: a small DDP training with one incident, once, at step 10 of rank 1.
 
-Modes: none, kill, assert (a device-side assert), newcomer (a kill, and an assert in who comes), skip (an all-reduce),
-connect (death between meeting and connecting, at the start), reconnect (the same in a recovery). With `_buffers` behind
-it the model has buffers.
+Modes: none, kill, assert (a device-side assert), newcomer (a kill, and an assert in the newcomer), skip (an
+all-reduce), connect (death between meeting and connecting, at the start), reconnect (the same in a recovery). With the
+suffix `_buffers` the model has buffers.
 """
 
 import json
@@ -34,7 +34,7 @@ class Incident:
         self.mode, self._folder = mode.partition("_")[0], folder
 
     def first(self, what: str) -> bool:
-        """True if this has not happened yet in the job; it has from now on."""
+        """True at the first call for this event in the job."""
         try:
             (self._folder / what).touch(exist_ok=False)
         except FileExistsError:
@@ -42,11 +42,11 @@ class Incident:
         return True
 
     def happens(self, mode: str, step: int, rank: int) -> bool:
-        """True if it is to happen now."""
+        """True if the incident is due now."""
         return self.mode == mode and step == AT and rank == VICTIM and self.first(mode)
 
     def dies_before_it_connects(self, rank: int, *, recovery: bool) -> None:
-        """From here on: this process dies once it has met the others and has not connected."""
+        """Make this process die after it has met the others and before it connects to them."""
         meet: Any = nccl.NcclTransport._meet
 
         def and_die(transport: nccl.NcclTransport, peer: int) -> None:
@@ -61,12 +61,12 @@ class Incident:
 
 
 def assert_on_device() -> None:
-    """An index out of bounds: found by a kernel, and told by a later call."""
+    """Use an index out of bounds: a kernel detects it, and a later call reports it."""
     torch.zeros(4, device=DEVICE)[torch.tensor([100], device=DEVICE)].sum()
 
 
 def watch_errors(path: Path) -> None:
-    """Write down each second what NCCL says of this process's communicators."""
+    """Write NCCL's state of this process's communicators every second."""
 
     def look() -> None:
         while True:
@@ -79,7 +79,7 @@ def watch_errors(path: Path) -> None:
 
 
 def build(mode: str) -> nn.Module:
-    """With buffers on the device, or without."""
+    """The model, with or without buffers on the device."""
     norm = nn.BatchNorm1d(64) if mode.endswith("_buffers") else nn.LayerNorm(64)
     layers = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), norm, nn.Linear(64, 4))
     return layers.to(DEVICE)

@@ -1,4 +1,4 @@
-"""Jobs with one incident each, played beside one another, and what came of them."""
+"""Runs jobs with one incident each at once, and reports their results."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from gpu_session import SKIPPED
 
 DEVICE = os.environ.get("REGROW_BENCH_DEVICE", "cpu")
 LIMIT_S = float(os.environ.get("REGROW_GPU_LIMIT_S", "60"))
-"""Time of the whole part."""
+"""Time limit of the whole part, in seconds."""
 INCIDENT = Path(__file__).with_name("incident.py")
 LAST_LINES = 4
 
 
 def tell(**figures: Any) -> None:
-    """One line of what this part has measured."""
+    """Print a line with figures of this part."""
     print(json.dumps(figures), flush=True)
 
 
 def skip(why: str) -> int:
-    """The exit code of a part that cannot be run here."""
+    """Print the reason why this part cannot run here; returns its exit code."""
     tell(skipped=why)
     return SKIPPED
 
@@ -37,8 +37,8 @@ class Job:
     Attributes:
         mode: its incident.
         options: of `regrow run`.
-        ranks: how many.
-        steps: how many.
+        ranks: their number.
+        steps: their number.
     """
 
     mode: str
@@ -56,7 +56,7 @@ class Job:
         return Path(os.environ["REGROW_HOME"]) / f"played-{self.mode}"
 
     def start(self) -> None:
-        """Under regrow, by a process of its own."""
+        """Start the job under regrow, in a separate process."""
         self.folder.mkdir(parents=True)
         command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={self.ranks}"]
         command += [f"--job=gpu-{self.mode}", *self.options, str(INCIDENT), self.mode, str(self.folder)]
@@ -74,7 +74,7 @@ class Job:
         return self.code is not None
 
     def give_up(self) -> None:
-        """It has had its time."""
+        """Ask the job to end, as its time is over."""
         if self._process is not None and self.code is None:
             self._process.terminate()
 
@@ -84,13 +84,13 @@ class Job:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def said(self) -> list[str]:
-        """The last lines of regrow's own."""
+        """The last lines that regrow itself has printed."""
         lines = (self.folder / "log").read_text(errors="replace").splitlines()
         return [line[:300] for line in lines if line.startswith("regrow")][-LAST_LINES:]
 
 
 def play(jobs: Sequence[Job], within: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Run jobs beside one another until all have ended or the time is over; tells of each as it ends."""
+    """Run jobs beside one another until all have ended or the time is over; prints a line as each one ends."""
     until = time.monotonic() + within
     for job in jobs:
         job.start()
@@ -107,7 +107,7 @@ def play(jobs: Sequence[Job], within: float, meanwhile: Callable[[], None] = lam
 
 
 def same(jobs: Sequence[Job], undisturbed: Job) -> bool:
-    """True if all ended well and with the bits of the undisturbed job."""
+    """True if all jobs ended well, with the bits of the undisturbed job."""
     digest = undisturbed.answer().get("digest")
     good = digest is not None and all(job.code == 0 and job.answer().get("digest") == digest for job in jobs)
     tell(bitwise_equal=good, jobs=[job.mode for job in jobs])

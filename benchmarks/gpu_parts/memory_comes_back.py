@@ -1,4 +1,4 @@
-"""Part 6: a process that holds much of the GPU is killed: how long until its memory is free again."""
+"""Part 6: time until the memory of a killed process, which held much of the GPU, is free again."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ def used() -> int:
 
 
 def main() -> int:
-    """One kill."""
+    """Measure one kill."""
     if shutil.which("nvidia-smi") is None:
         return skip(f"no nvidia-smi to ask for the memory of {DEVICE}")
     before = used()

@@ -11,7 +11,7 @@ from gpu_parts.jobs import DEVICE, LIMIT_S, tell
 
 BENCHMARK = Path(__file__).parents[1] / "recovery.py"
 ROOM_OF_LARGE = 110 << 30
-"""Four ranks and a standby of 1 billion parameters, with AdamW in float32, and what they compute with."""
+"""Bytes for four ranks and a standby of 1 billion parameters each, with AdamW in float32, and for their activations."""
 
 
 def model() -> str:
@@ -22,7 +22,7 @@ def model() -> str:
 
 
 def main() -> int:
-    """Its figures, in one line; its own output is that of this part."""
+    """Print the benchmark's figures in one line; its output is passed on."""
     figures, kills = Path(os.environ["REGROW_HOME"]) / "figures.json", 5 if DEVICE == "cuda" else 1
     command = [sys.executable, str(BENCHMARK), f"--device={DEVICE}", f"--model={model()}", f"--soak={kills}"]
     tell(model=model())

@@ -1,4 +1,4 @@
-"""Part 3: one rank skips one all-reduce: what the processes do meanwhile, and whether anybody mends it."""
+"""Part 3: one rank skips one all-reduce: the processes' activity meanwhile, and whether the job recovers."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ LOOK_S = 2.0
 
 
 class Looks:
-    """The ranks of a job from outside: their state, and the part of a core that each takes."""
+    """Observes a job's ranks from outside: their state, and the share of a core that each uses."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,7 +21,7 @@ class Looks:
         self._next = 0.0
 
     def take(self) -> None:
-        """Each few seconds, from the incident on."""
+        """Observe the ranks every few seconds, from the incident on."""
         if time.monotonic() < self._next or not (self._folder / "skip").exists():
             return
         self._next = time.monotonic() + LOOK_S

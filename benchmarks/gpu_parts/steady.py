@@ -1,7 +1,7 @@
-"""Part 11: a step under regrow against the same step without, which drains the device 0, 1 or 2 times, in turns.
+"""Part 11: a step under regrow against plain steps that drain the device 0, 1 or 2 times, in turns.
 
-All four trainings live at once, and one trains at a time, for a block of steps: what the machine does meanwhile hits
-all alike. The first block of each is left out.
+All four trainings exist at once, and one trains at a time, for a block of steps, so that other load on the machine
+affects all alike. The first block of each is left out.
 """
 
 import os
@@ -36,7 +36,7 @@ class Side:
         self._asks, self._answers = os.open(self._go, os.O_RDWR), os.open(self._done, os.O_RDWR | os.O_NONBLOCK)
 
     def block(self, deadline: float) -> float | None:
-        """Let it train for a block of steps; milliseconds a step. None: it has ended, or the time is over."""
+        """Train for a block of steps; returns milliseconds a step. None: it has ended, or the time is over."""
         os.write(self._asks, b"go\n")
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -46,13 +46,13 @@ class Side:
         return None
 
     def end(self) -> None:
-        """No more turns."""
+        """End the training."""
         self.process.terminate()
         self.process.wait(timeout=10)
 
 
 def main() -> int:
-    """Rounds until the time is over; the medians, and what each side takes more than plain."""
+    """Run rounds until the time is over; print the medians, and the extra time of each side over plain."""
     folder, deadline = Path(os.environ["REGROW_HOME"]), time.monotonic() + LIMIT_S - 8
     sides = [Side(name, folder) for name in SIDES]
     found: dict[str, list[float]] = {name: [] for name in SIDES}

@@ -1,4 +1,4 @@
-"""SIDE: a GPT that trains when it is told; SIDE is `regrow`, or how often a plain step drains the device."""
+"""SIDE: a GPT that trains on request; SIDE is `regrow`, or the number of drains of the device in a plain step."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from gpu_parts.jobs import DEVICE
 from regrow.drill.scripts.steady import Blocks
 
 CUDA = DEVICE == "cuda"
-# 168 million parameters, 45 ms a step on an H200; on a processor something that trains at all.
+# 168 million parameters, 45 ms a step on an H200; on a CPU a model small enough to train.
 WIDTH, LAYERS, HEADS, VOCABULARY, CONTEXT = (1024, 12, 16, 8192, 512) if CUDA else (64, 2, 4, 256, 32)
 BATCH, BLOCK = (24, 20) if CUDA else (4, 10)
 ENDLESS = 1_000_000
@@ -60,12 +60,12 @@ def drain() -> None:
 
 
 def turns_here() -> Blocks:
-    """Blocks that are asked for in this process."""
+    """The blocks that are requested from this process."""
     return Blocks(os.environ["TURN_GO"], os.environ["TURN_DONE"], block=BLOCK, drain=drain)
 
 
 class Training:
-    """The model, and a step of it."""
+    """The model and its training step."""
 
     def __init__(self, drains: int) -> None:
         torch.manual_seed(0)
@@ -93,14 +93,14 @@ class Training:
 
 
 def endless(loader: "torch.utils.data.DataLoader[tuple[Tensor, ...]]") -> Iterator[Tensor]:
-    """Its batches, again and again."""
+    """The loader's batches, repeated without end."""
     while True:
         for (tokens,) in loader:
             yield tokens
 
 
 def plain(drains: int) -> None:
-    """The training alone, with a group of one rank, as torchrun would make it."""
+    """Train without regrow, in a group of one rank, as torchrun would make it."""
     backend = "nccl" if CUDA else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     training, turns = Training(drains), turns_here()
@@ -113,7 +113,7 @@ def plain(drains: int) -> None:
 
 
 def under_regrow() -> None:
-    """The same under regrow."""
+    """Train under regrow."""
     session = regrow.init(seed=3)
     training = Training(0)
     session.protect(training.model, training.optimizer)

@@ -1,4 +1,4 @@
-"""Part 1: what is here, and a job of several ranks on it."""
+"""Part 1: versions and devices here, and a job of several ranks."""
 
 import platform
 import shutil
@@ -13,7 +13,7 @@ ASKED = ["name", "driver_version", "memory.total", "memory.used", "compute_mode"
 
 
 def main() -> int:
-    """Tell, and train."""
+    """Print the versions, and train."""
     built = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
     tell(**built, device=DEVICE)
     if DEVICE == "cuda":

@@ -1,5 +1,5 @@
-"""Small trainings of which a newcomer computes something else, each by one fault, and honest ones beside them.
+"""Small trainings in which one fault makes a newcomer compute different results, and honest ones beside them.
 
-Scripts in `faults` say in `FAULT` the object that is behind it, and in `NAMED` words of which a message that names it
-has one. `vendored` has what stands in for libraries.
+A script in `faults` has the faulty object in `FAULT`, and in `NAMED` some words: a message that names the object
+contains one of them. `vendored` has stand-ins for libraries.
 """

@@ -1,4 +1,4 @@
-"""Detection of trainings whose newcomers would compute something else. Their author had not read the detector.
+"""Detection of trainings whose newcomers would compute different results. Their author had not read the detector.
 
     python -m benchmarks.newcomer_faults                        # each once, undisturbed: 15 minutes on two busy cores
     python -m benchmarks.newcomer_faults --only teacher sobol   # some of them
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Run them, and tell."""
+    """Run the scripts, and report the outcomes."""
     args = _arguments()
     chosen = [case for case in cases(HERE) if not args.only or case.name in args.only]
     unknown = set(args.only) - {case.name for case in chosen}

@@ -23,7 +23,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Counted."""
+    """Numbers of the outcomes, by kind."""
     faults = [each for each in outcomes if each.case.kind == "fault"]
     honest = [each for each in outcomes if each.case.kind == "honest"]
     return {

@@ -1,4 +1,4 @@
-"""One job after another, and what it has said of its newcomers."""
+"""Runs one job after another, and reads its verdict on newcomers."""
 
 import ast
 import os
@@ -22,7 +22,7 @@ class Case:
     """One script.
 
     Attributes:
-        path: of it.
+        path: of the script.
         kind: `fault` or `honest`.
         fault: the object behind it.
         named: words of which a message that names the object has one.
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of the job too."""
+        """Name of the script and of its job."""
         return self.path.stem
 
 
@@ -47,12 +47,12 @@ class Outcome:
 
     Attributes:
         case: the case.
-        ran: the job came to an end that says something.
+        ran: the job ended in a way that gives a verdict.
         found: `refused`, `refuted`, or empty.
         step: at which it was refuted.
         message: the job's; the reason why nothing was proven, if it was not found for that.
         named: the message names the object.
-        differs: committed losses that differ after a kill, if nothing is proven; None: not asked.
+        differs: committed losses that differ after a kill, if nothing is proven; None: not measured.
     """
 
     case: Case
@@ -64,7 +64,7 @@ class Outcome:
     differs: int | None = None
 
     def line(self) -> str:
-        """For people, in a line."""
+        """The outcome as a line for people."""
         if not self.ran:
             return f"DID NOT RUN: {self.message}"
         sane = "" if self.differs is None else f" [{self.differs} losses differ after a kill]"
@@ -75,7 +75,7 @@ class Outcome:
         return f"{self.found}{at}{named}{sane}: {self.message}"
 
     def told(self) -> dict[str, object]:
-        """For JSON."""
+        """The outcome for JSON."""
         case = self.case
         told = {"name": case.name, "kind": case.kind, "fault": case.fault, "ran": self.ran, "found": self.found}
         return {**told, "step": self.step, "named": self.named, "differs": self.differs, "message": self.message}
@@ -110,7 +110,7 @@ def judge(case: Case, folder: Path, *, sanity: bool, forks: bool = False) -> Out
 
 
 def _differing(case: Case, folder: Path, calm: "_Run") -> int:
-    """Committed losses that a killed rank changes where nothing is proven."""
+    """Number of committed losses that differ after a kill without a proof."""
     plan = folder / "plan.toml"
     plan.write_text(f'[[fault]]\nrank = {case.kill}\nstep = {KILLED_AT}\nat = "forward"\nhow = "sigkill"\n')
     struck = _Run(case, folder / "struck", ("--standby=1", "--proof", "off", "--fault-plan", str(plan)))
@@ -147,7 +147,7 @@ class _Run:
         self.ledger = Ledger(self.records)
 
     def losses(self) -> dict[tuple[int, int], float]:
-        """All that were committed, by step and rank."""
+        """All committed losses, by step and rank."""
         return {
             (int(step), int(rank)): numbers["loss"]
             for (step, rank), numbers in self.ledger.numbers.items()
@@ -161,7 +161,7 @@ class _Run:
         return (errors or lines or [""])[-1]
 
     def why(self) -> str:
-        """The reason that it gave no answer."""
+        """Reason why the job gave no verdict."""
         return f"exit code {self.code}, {len(self.ledger.commits)} steps: {self.said()}"
 
 

@@ -80,4 +80,4 @@ def test_it_learns_what_trls_own_does(here: Site, kind: str) -> None:
 def test_a_reward_whose_mean_so_far_no_newcomer_is_told_ends_the_job_with_76(here: Site) -> None:
     killed = train(here, "mean", world=WORLD, steps=4, faults=[FAULTS[0]], extra=("--running",), script="train_grpo.py")
     assert killed.code == 76, killed.output
-    assert "the reward Running goes on after a fault with another mean: give it a state_dict" in killed.output
+    assert "the reward Running continues after a fault with a different mean: give it a state_dict" in killed.output

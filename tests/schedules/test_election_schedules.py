@@ -51,7 +51,7 @@ def test_an_election_that_breaks_a_law_is_seen_again_by_its_number(
         for number in range(1000):
             run_election(number)
     (said,) = failed.value.__notes__
-    assert said == f"to see that run again: regrow sim replay election:{number}"
+    assert said == f"to replay this run: regrow sim replay election:{number}"
     assert main(said.split("regrow ")[1].split()) == 1
     seen = capsys.readouterr().out.splitlines()
     assert seen == list(election_lines(draw_election(number)))
@@ -66,7 +66,7 @@ def test_an_election_that_ends_well_is_printed_too_and_one_without_a_number_is_r
     assert main(["sim", "replay", "election:11", "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=ElectionSchedule) == draw_election(11)
     assert main(["sim", "replay", "election:x"]) == 2
-    assert "is no election" in capsys.readouterr().err
+    assert "is not an election" in capsys.readouterr().err
 
 
 @st.composite

@@ -157,6 +157,6 @@ def test_holders_that_stand_together_and_nobody_says_so_break_the_law() -> None:
         assert any("same part" in line.text for line in said(told, Noted))
         with (
             patch.object(Generations, "_say_exposed", lambda *_: None),
-            pytest.raises(InvariantBroken, match="are on one node, which nobody reports"),
+            pytest.raises(InvariantBroken, match="are on one node, without a report of it"),
         ):
             exposed(ELSEWHERE, third)

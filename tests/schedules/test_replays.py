@@ -89,7 +89,7 @@ def test_a_number_is_a_schedule_and_a_schedule_is_a_word(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("code", ["schedule:", "schedule:AAAA", "kill", "-3"])
 def test_a_word_that_is_none_is_refused(code: str) -> None:
-    with pytest.raises(UsageError, match="is no schedule"):
+    with pytest.raises(UsageError, match="is not a schedule"):
         SimSchedule.of_code(code)
 
 

@@ -1,4 +1,4 @@
-"""A transform counts its calls, and jitters the more the longer it has run."""
+"""A transform counts its calls, and its jitter grows with the count."""
 
 import time
 

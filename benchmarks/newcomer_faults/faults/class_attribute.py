@@ -1,4 +1,4 @@
-"""Layers share a count in a class attribute of their schedule of noise."""
+"""Layers share a count in a class attribute of their noise schedule."""
 
 import time
 

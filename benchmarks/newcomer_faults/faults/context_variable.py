@@ -1,4 +1,4 @@
-"""A temperature lives in a context variable, and every body cools it."""
+"""A temperature is in a context variable, and every body lowers it."""
 
 import time
 from contextvars import ContextVar

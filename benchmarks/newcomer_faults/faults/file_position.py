@@ -1,4 +1,4 @@
-"""Bytes are read on and on from an open file."""
+"""Each body reads the next bytes of an open file."""
 
 import pydoc_data.topics
 import time

@@ -1,4 +1,4 @@
-"""A scaler fits itself to the first batch that it sees, as many a preprocessing class does."""
+"""A scaler fits itself to the first batch that it sees, as many preprocessing classes do."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Batches come from a generator that the body asks by next()."""
+"""Batches come from a generator on which the body calls next()."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A policy walks worlds of the script's own, which stay where it has left them."""
+"""A policy moves in the script's own environments, which keep their state between bodies."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Python's random.Random sits in slots of an object in a list of transforms, as in many augmentation libraries."""
+"""A random.Random is in a slot of an object in a list of transforms, as in many augmentation libraries."""
 
 import random
 import time

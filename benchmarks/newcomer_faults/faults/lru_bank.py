@@ -1,4 +1,4 @@
-"""A function under lru_cache hands out a tensor for each class, and the body moves it."""
+"""A function under lru_cache returns a tensor for each class, and the body changes it."""
 
 import time
 from functools import cache

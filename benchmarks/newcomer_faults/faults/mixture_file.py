@@ -1,4 +1,4 @@
-"""A mixture is read from a file once, at its first use; for whoever comes later it has been written anew."""
+"""A mixture is read from a file once, at its first use; the file has changed when a newcomer reads it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""After some steps the script puts another loss in the place of a library's function."""
+"""After some steps the script replaces a library's function by another loss."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A thread makes batches ahead into a queue, from the first on."""
+"""A thread makes batches in advance, from the first one on, and puts them into a queue."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""An average of its own rank's losses is a plain variable, and each rank has another."""
+"""A plain variable is the average of its own rank's losses, so it differs between ranks."""
 
 import time
 

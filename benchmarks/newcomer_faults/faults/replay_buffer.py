@@ -1,4 +1,4 @@
-"""DQN's replay buffer: what was seen, and is drawn from again."""
+"""DQN's replay buffer: earlier transitions, from which batches are drawn."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""A data set weighs its samples by the losses that the body tells it."""
+"""A data set weighs its samples by the losses that the body reports to it."""
 
 import time
 

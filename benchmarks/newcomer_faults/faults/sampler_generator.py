@@ -1,4 +1,4 @@
-"""Negatives are drawn by a torch.Generator in a sampler, which the body asks itself."""
+"""Negatives are drawn by a torch.Generator in a sampler, which the body calls itself."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A protected LambdaLR, whose lambda does not go by its argument but by a count of its own."""
+"""A protected LambdaLR whose lambda ignores its argument and uses its own count."""
 
 import itertools
 import time

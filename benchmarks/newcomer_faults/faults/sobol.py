@@ -1,4 +1,4 @@
-"""Collocation points come from one Sobol sequence, which goes on with each draw."""
+"""Collocation points come from one Sobol sequence, which advances with each draw."""
 
 import time
 

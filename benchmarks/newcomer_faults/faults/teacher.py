@@ -1,4 +1,4 @@
-"""A teacher is brought up to date every ten steps, and nobody protects it."""
+"""A teacher is updated every ten steps, and is not protected."""
 
 import copy
 import time

@@ -1,4 +1,4 @@
-"""The warm-up of the loss's second term goes by seconds since the process began."""
+"""The warm-up of the loss's second term depends on the seconds since the process began."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A pool of threads makes the batch of the next step ahead; who has it not makes it himself."""
+"""A thread pool makes the next step's batch in advance; a rank that lacks it makes it itself."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The rank is read out of the environment above the loop, and chooses the rows in it: a standby waits above."""
+"""The rank is read from the environment before the loop, and chooses the rows in it: a standby waits at that read."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Meters, timers and a list of losses, which are told and decide nothing."""
+"""Meters, timers and a list of losses, which are printed and affect nothing."""
 
 import collections
 import time

@@ -1,4 +1,4 @@
-"""Caches of what follows from their keys alone: whoever comes later has fewer entries and computes the same."""
+"""Caches of what follows from their keys alone: a newcomer has fewer entries and computes the same."""
 
 import time
 from functools import lru_cache

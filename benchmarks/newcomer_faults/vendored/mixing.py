@@ -1,4 +1,4 @@
-"""As libraries have it: mixup with a generator of its own, and noise by a counter of the module's."""
+"""Stand-in for a library: mixup with its own generator, and noise that depends on a counter of the module."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""As a library has it: several environments stepped at once."""
+"""Stand-in for a library: several environments that are stepped at once."""
 
 import numpy as np
 

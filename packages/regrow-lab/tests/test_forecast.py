@@ -118,7 +118,7 @@ def test_the_command_tells_and_writes_the_figures(capsys: pytest.CaptureFixture[
         (["--faults-a-day", "1", "--node-mtbf", "9d"], "give one of"),
         (["--node-failures", "0.02"], "is no percentage"),
         (["--node-mtbf", "0s"], "is no time at all"),
-        (["--faults-a-day", "1", "--sure", "100%"], "endlessly many spares"),
+        (["--faults-a-day", "1", "--sure", "100%"], "infinitely many spares"),
         (["--faults-a-day", "1", "--checkpoint-every", "0s"], "is no time at all"),
         (["--faults-a-day", "1", "--repair", "soon"], "is not a duration"),
     ],

@@ -77,8 +77,8 @@ def test_all_seeds_of_a_policy_meet_as_many_of_these_faults_as_there_is_time_for
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"faults": [{"kind": "a", "every": ["1h"]}]}, "every is no least and most time"),
-        ({"faults": [{"kind": "a", "every": ["2h", "1h"]}]}, "every is no least and most time"),
+        ({"faults": [{"kind": "a", "every": ["1h"]}]}, "every is not a shortest and a longest time"),
+        ({"faults": [{"kind": "a", "every": ["2h", "1h"]}]}, "every is not a shortest and a longest time"),
         ({"faults": [{"kind": "a", "every": ["1h", "2h"], "per_node_hour": 0.1}]}, "leave one out"),
     ],
 )
@@ -89,7 +89,7 @@ def test_intervals_that_are_none_are_refused(change: dict[str, Any], said: str) 
 
 def test_a_published_result_of_an_unknown_policy_is_refused() -> None:
     row = {"policy": "nobody", "figure": "wall", "value": "1h", "source": "x"}
-    with pytest.raises(UsageError, match='"nobody" is no policy'):
+    with pytest.raises(UsageError, match='"nobody" is not a policy'):
         scenario("clockwork", published=[row])
-    with pytest.raises(UsageError, match="there are sizes"):
+    with pytest.raises(UsageError, match="sizes gives more"):
         scenario("clockwork", sizes=[4, 8])

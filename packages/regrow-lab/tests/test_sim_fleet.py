@@ -302,7 +302,7 @@ def test_costs_lie_on_lines_between_what_was_measured_and_never_fall_beyond() ->
 
 
 def test_a_rung_without_costs_is_named_with_its_cure() -> None:
-    with pytest.raises(UsageError, match=r'nothing of the rung "fork".*add \[\[costs\]\] of = "regrow", rung = "fork"'):
+    with pytest.raises(UsageError, match=r'no row for the rung "fork".*add \[\[costs\]\] of = "regrow", rung = "fork"'):
         simulate_all(scenario(costs=[{"of": "regrow", "rung": "node", "total": 3}]), 1)
 
 
@@ -355,13 +355,13 @@ def test_runs_are_measured_and_their_file_is_one_that_a_scenario_takes() -> None
         ({"job": {"work": 0, "step": 1}}, "job.work = 0 s is no time at all: give more than 0 seconds"),
         ({"job": {"work": 1, "step": 1, "replica_nodes": 3}}, "does not divide 16 nodes"),
         ({"hardware": [{"nodes": 0}]}, r"hardware\[1\].nodes = 0: give a whole number from 1"),
-        ({"hardware": {"nodes": 4}}, r"it is a list of tables, so write \[\[hardware\]\]"),
-        ({"hardware": [{"nods": 4, "nodes": 4}]}, r"hardware\[1\].nods is no key: did you mean nodes\?"),
+        ({"hardware": {"nodes": 4}}, r"it must be a list of tables, so write \[\[hardware\]\]"),
+        ({"hardware": [{"nods": 4, "nodes": 4}]}, r"hardware\[1\].nods is not a key: did you mean nodes\?"),
         (
             {"policy": [{"name": "x", "recovers": "magic"}]},
             'policy.1..recovers = "magic": give one of "checkpoint-restart"',
         ),
-        ({"policy": [{"name": "x", "recovers": "regrow", "costs": "y"}]}, 'nothing says what "y" costs: add'),
+        ({"policy": [{"name": "x", "recovers": "regrow", "costs": "y"}]}, 'there are no costs of "y": add'),
         ({"policy": [{"name": "x", "recovers": "regrow"}] * 2}, 'two policies are called "x"'),
         ({"policy": []}, "there is no policy to simulate: add"),
         ({"policy": [{"name": "x", "recovers": "regrow", "checkpoint_stall": 3}]}, "without checkpoint_every"),

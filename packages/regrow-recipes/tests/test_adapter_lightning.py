@@ -107,7 +107,12 @@ def trainer(**other: Any) -> SimpleNamespace:
         (trainer(scaler=object()), True, None, "bf16-mixed"),
         (trainer(strategy=SimpleNamespace()), True, None, "the strategy SimpleNamespace"),
         (trainer(check_val_every_n_epoch=None), True, None, "interval of validation"),
-        (trainer(callbacks=[type("Mine", (type("Timer", (), {}),), {})()]), True, None, "Mine, which stops by a clock"),
+        (
+            trainer(callbacks=[type("Mine", (type("Timer", (), {}),), {})()]),
+            True,
+            None,
+            "Mine, which stops each rank by",
+        ),
     ],
 )
 def test_what_could_not_go_on_through_a_fault_is_refused(made: Any, automatic: bool, path: Any, says: str) -> None:

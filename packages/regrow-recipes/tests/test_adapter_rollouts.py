@@ -202,7 +202,7 @@ def test_lists_and_dictionaries_of_a_reward_go_back_with_what_runs_again_and_are
     rollouts.enter("between", 2)
     assert listing.newest == done and listing.newest is listing.best["a"]
     (told,) = (each.getMessage() for each in caplog.records)
-    assert told.startswith("the reward Listing changes best, late, more, newest, ") and "is put back" in told
+    assert told.startswith("the reward Listing changes best, late, more, newest; ") and "are restored" in told
 
 
 @pytest.mark.parametrize("more", [{"index": Holding(1)}, {"newest": [1] * 2_000}], ids=["of another kind", "large"])
@@ -218,11 +218,11 @@ def test_lists_of_a_reward_beside_what_cannot_go_back_are_left_and_named(
     rollouts.begin()
     assert listing.newest[-1] == 2 and listing.best["b"] == []
     (told,) = (each.getMessage() for each in caplog.records)
-    assert "newest" in told and "is neither put back" in told and doubts == []
+    assert "newest" in told and "are neither restored" in told and doubts == []
     listing.score()
     rollouts.begin()
     (doubt,) = doubts
-    assert "goes on after a fault with another" in doubt and "newest" in doubt
+    assert "continues after a fault with a different" in doubt and "newest" in doubt
 
 
 def test_a_process_that_receives_the_state_without_a_rewards_lists_says_so() -> None:
@@ -252,7 +252,7 @@ def test_a_process_that_receives_the_state_without_a_rewards_lists_says_so() -> 
     assert doubts == [], "in a proof nothing is lost"
     newcomer.begin()
     (told,) = doubts
-    assert told.startswith("the reward Listing goes on after a fault with another best, late, more, newest: ")
+    assert told.startswith("the reward Listing continues after a fault with a different best, late, more, newest: ")
     other.state.global_step = 2
     newcomer.begin()
     assert doubts == [told]
@@ -285,8 +285,8 @@ def test_all_that_a_reward_changes_and_nobody_is_told_is_seen(value: Any, change
     assert survivor.enter("step", 1) == ""
     change(value)
     assert survivor.left() == ["value"]
-    assert "with another value" in survivor.enter("step", 1), "the step runs again, with what it had changed"
-    assert "with another value" in judge(copy.deepcopy(value)).enter("step", 1, left=["value"])
+    assert "with a different value" in survivor.enter("step", 1), "the step runs again, with what it had changed"
+    assert "with a different value" in judge(copy.deepcopy(value)).enter("step", 1, left=["value"])
     (late,) = private_trl.Judge.all_of(trainer(reward_funcs=[lazy]))
     lazy.value = torch.nn.Linear(1, 1)
     assert late.left() == [], "a newcomer loads it too"

@@ -132,7 +132,8 @@ def test_a_version_on_which_nothing_was_run_is_told_once(
         for _ in range(2):
             private_names.framework("accelerate", extra="trainer")
     assert [record.getMessage() for record in caplog.records] == [
-        "regrow's adapter was run on accelerate 1.15.0, and this is 4.57.0: it uses names that a version may change"
+        "regrow's adapter was tested with accelerate 1.15.0, and this is 4.57.0: the adapter uses "
+        "private names, which any version may change"
     ]
     private_names._note_version.cache_clear()
 
@@ -150,7 +151,7 @@ def asked(*, resume: object = None, trial: object = None, sharded: bool = False,
         ({"auto_find_batch_size": True}, "auto_find_batch_size", "a batch size that fits"),
         ({"fsdp": ["full_shard"]}, "fsdp", "use DDP"),
         ({"deepspeed": "ds.json"}, "deepspeed", "use DDP"),
-        ({"sharded": True}, "a model that was sharded as it was loaded", "use DDP"),
+        ({"sharded": True}, "a model that was sharded while it was loaded", "use DDP"),
     ],
 )
 def test_what_a_trainer_cannot_have_is_refused_by_name(what: dict[str, Any], name: str, cure: str) -> None:
@@ -165,7 +166,7 @@ def test_a_trainer_whose_batch_is_no_mapping_is_refused_by_a_sentence() -> None:
             """No Trainer is behind it, as none is asked for anything before the refusal."""
 
     micro: Any = SimpleNamespace(batch=[{"prompt": "one"}], last=True)
-    with pytest.raises(UsageError, match="GRPOTrainer has no training that goes on through faults: .* but a list"):
+    with pytest.raises(UsageError, match="GRPOTrainer cannot train through faults: .* but a list"):
         GRPOTrainer()._forward_backward(micro, None)
 
 

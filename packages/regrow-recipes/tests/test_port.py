@@ -127,7 +127,7 @@ def test_a_model_that_is_not_seen_is_not_left_out_in_silence() -> None:
 def test_a_training_in_the_methods_of_a_class_is_one_though_its_loop_is_not_seen() -> None:
     made = of("class T:\n    def batch(self, x):\n        self.optimizer.step()\n")
     assert (made.today, made.then) == (1, 1)
-    assert "steps in no loop that could be seen" in made.says[0]
+    assert "found no loop with an optimizer step" in made.says[0]
 
 
 def test_comments_and_plain_texts_keep_their_words_and_a_guarded_set_epoch_stays() -> None:
@@ -219,7 +219,7 @@ def test_a_frameworks_trainer_needs_another_import(text: str, line: str) -> None
     made = of(text)
     assert made.text.startswith(line)
     assert made.then == 3
-    assert "what it imports changes" in made.says
+    assert "its imports change" in made.says
 
 
 ACCELERATE = (
@@ -236,7 +236,7 @@ EPOCHS = (
 def test_accelerates_bodies_keep_their_place() -> None:
     made = of(ACCELERATE + EPOCHS)
     assert (made.today, made.then) == (1, 3)
-    assert "what it imports changes and the heads of its two loops" in made.says
+    assert "its imports change and the heads of its two loops" in made.says
     assert made.text == ACCELERATE.replace("accelerate import", "regrow_recipes.adapters.accelerate import") + (
         "for step in accelerator.steps(loader, epochs=epochs):\n    model.train()\n    with step as batch:\n"
         "        accelerator.backward(model(**batch).loss)\n        optimizer.step()\n"
@@ -254,7 +254,7 @@ def test_an_accelerate_loop_that_asks_for_the_batchs_number_before_its_update_as
     assert "        if (step.number + 1) % gathered == 0:\n            optimizer.step()\n" in made.text
     assert made.then == 3
     (told,) = (each for each in made.says if each.startswith("line 9: "))
-    assert "leaves a batch without an update, as it does for a divisor above 1, give Accelerator(gradient_acc" in told
+    assert "skips the update of some batches (a divisor above 1 does), give Accelerator(gradient_acc" in told
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,10 @@ def test_what_cannot_be_changed_by_a_diff_is_told_with_what_to_write() -> None:
     accumulated = STEP.replace("    optimizer.step()", "    if (i + 1) % 4 == 0:\n        optimizer.step()")
     for text, words in [
         (HEAD + SETUP + accumulated, "line 12: gradients are accumulated over several batches"),
-        (HEAD + SETUP + STEP.replace("x, y in loader", "it in range(9)"), "line 8: its batches come from no loader"),
+        (
+            HEAD + SETUP + STEP.replace("x, y in loader", "it in range(9)"),
+            "line 8: its batches do not come from a loader",
+        ),
         (HEAD + SETUP + STEP.replace("for x, y in loader", "while True"), "line 8: a `while` loop"),
         ("import lightning as L\nL.Fabric().launch()\n", "Fabric's loops are like plain ones"),
         ("from accelerate import Accelerator\n", "its import changes to regrow_recipes.adapters.accelerate"),
@@ -296,7 +299,7 @@ def test_habits_are_named_with_their_lines() -> None:
     for words in (
         "line 5: `rank` keeps the rank of the start",
         "line 7: DDP(static_graph=True)",
-        "line 10: it may be left in the middle of an epoch",
+        "line 10: `break` may end an epoch before its end",
         "line 15: all_reduce after the update",
         "line 17: a file that one rank writes",
     ):
@@ -307,8 +310,8 @@ def test_a_start_epoch_and_a_guarded_beginning_are_told() -> None:
     loop = "    for epoch in range(start, 9):\n" + indented(STEP, 8)
     setup = indented("if args.distributed:\n" + indented(SETUP[:33]) + "\n" + SETUP[SETUP.index("model") :])
     found = "\n".join(of(HEAD + "def main(start):\n" + setup + loop).says)
-    assert "`start`: regrow goes on by itself with the right epoch" in found
-    assert "take it out of the branch" in found
+    assert "`start`: start at the first epoch; --resume continues at the right one" in found
+    assert "move it out of the branch" in found
 
 
 def test_clocks_behind_the_update_are_no_part_of_the_step() -> None:
@@ -318,7 +321,7 @@ def test_clocks_behind_the_update_are_no_part_of_the_step() -> None:
 
 def test_what_trains_nothing_or_knows_regrow_already_is_left_alone() -> None:
     for text, today, words in [
-        ("print('hello')\n", 0, "trains nothing"),
+        ("print('hello')\n", 0, "no training was found"),
         ("import regrow\n", 3, "uses regrow already"),
     ]:
         made = of(text)

@@ -152,7 +152,7 @@ def test_tools_and_their_calls_are_given_to_the_template(tokenizer: Any) -> None
         assert shown(tokenizer, document) == f"<tools>add{ASKED}[[1]]<tool>2<assistant>[[yes]]"
     finally:
         tokenizer.chat_template = before
-    with pytest.raises(DataError, match="its tools are not in what the chat template writes"):
+    with pytest.raises(DataError, match="the chat template leaves its tools out"):
         Encoder(tokenizer, "messages").document({"messages": [QUESTION, ANSWER], "tools": [{"name": "add"}]})
 
 
@@ -219,11 +219,11 @@ def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "more", "sentence"),
     [
-        (["{"], {}, "data.jsonl, line 1 is no JSON"),
-        (["[1]"], {}, "line 1 is no object with keys"),
+        (["{"], {}, "data.jsonl, line 1 is not valid JSON"),
+        (["[1]"], {}, "line 1 is not an object with keys"),
         ([{"text": "a"}, {"txt": "b"}], {}, "line 2: it has no text; its keys are txt"),
-        ([{"txt": "b"}], {}, "a record has the keys txt, and none of the formats"),
-        ([{"messages": "hello"}], {}, "its messages is no list of messages"),
+        ([{"txt": "b"}], {}, "a record with the keys txt fits none of the formats"),
+        ([{"messages": "hello"}], {}, "its messages is not a list of messages"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], {}, "the records are of the format preference, which full"),
         ([{"text": "a"}], {"method": "dpo"}, "the records are of the format text, which dpo does not train on"),
         (
@@ -231,7 +231,7 @@ def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
             {"method": "pretrain"},
             "the first record is of the format messages .pretrain takes text",
         ),
-        ([], {}, "there is no record with anything to predict"),
+        ([], {}, "no record in the data has anything to predict"),
         ([{"messages": [QUESTION, {**ANSWER, "role": "bot"}]}], {}, "have the roles bot, user, and none is assistant"),
         ([{"messages": [QUESTION, {**ANSWER, "content": None}]}], {}, "message 2 is an answer whose content is null"),
         ([{"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}], {}, "message 2 has the weight 0.5"),
@@ -240,8 +240,12 @@ def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
             {},
             "1 has parts of the kind image_url",
         ),
-        ([{"messages": [QUESTION, ANSWER], "tools": "{"}], {}, "line 1: its tools are no JSON"),
-        ([{"conversations": [{"from": "human"}]}], {}, "turn 1 of its conversations has not from and value"),
+        ([{"messages": [QUESTION, ANSWER], "tools": "{"}], {}, "line 1: its tools are not valid JSON"),
+        (
+            [{"conversations": [{"from": "human"}]}],
+            {},
+            "turn 1 of its conversations has neither from and value nor role and content",
+        ),
         ([{"input_ids": [1, 2], "labels": [2, 3]}], {}, "label 0 is 2, and the token is 1"),
         ([{"input_ids": [1, 2], "labels": [1]}], {}, "it has 2 input_ids, 1 labels"),
         (
@@ -249,7 +253,7 @@ def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
             {"columns": {"prompt": "p"}},
             "it has no p, which data.columns names",
         ),
-        ([{"prompt": "a" * 30, "completion": "b"}], {}, "there is no record with anything to predict"),
+        ([{"prompt": "a" * 30, "completion": "b"}], {}, "no record in the data has anything to predict"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said_with_its_line(
@@ -274,5 +278,5 @@ def test_files_of_every_kind_are_read(folder: Path, tmp_path: Path) -> None:
         RowsOrder(files, "auto", "pretrain", 16, True, ""), AutoTokenizer.from_pretrained(folder), tmp_path / "rows"
     )
     assert np.load(tmp_path / "rows" / "used.npy").tolist() == [16, 10]
-    with pytest.raises(UsageError, match="data.train: there is no file"):
+    with pytest.raises(UsageError, match="data.train: no file matches"):
         data_files([str(tmp_path / "*.arrow")])

@@ -51,11 +51,11 @@ def test_adapters_of_every_family_have_as_many_parameters_as_said(family: str) -
 
 
 def test_unknown_families_targets_and_quantized_weights_are_refused_with_what_to_do() -> None:
-    with pytest.raises(UsageError, match="models of the type qwen4 have no recipes .did you mean qwen"):
+    with pytest.raises(UsageError, match="there are no recipes for models of the type qwen4 .did you mean qwen"):
         model_facts({"model_type": "qwen4"})
     with pytest.raises(UsageError, match="has no 'hidden_size'"):
         model_facts({"model_type": "llama"})
-    with pytest.raises(UsageError, match="adapters of llama do not go to q_prj .did you mean q_proj"):
+    with pytest.raises(UsageError, match="llama models cannot have an adapter on q_prj .did you mean q_proj"):
         model_facts(REAL["llama-3.1-8b"]["config"]).targets(["q_prj"])
     assert "dequantize" in refusal({"quantization_config": {"quant_method": "mxfp4"}})
     assert refusal({}) == ""

@@ -37,8 +37,8 @@ def recipe(*words: str) -> TrainingRecipe:
         (["reward.function=''"], "Give reward.function or reward.command, one of them"),
         (["batch.samples=12"], "batch.samples = 12: an update has whole groups of grpo.generations = 8"),
         (["grpo.completion=1024"], "data.length = 1024: no room beside grpo.completion = 1024"),
-        (["elastic.replicas=1:2"], "so their number stays"),
-        (["parallel.shard=2"], "each rank generates by a whole model"),
+        (["elastic.replicas=1:2"], "fix the number of ranks"),
+        (["parallel.shard=2"], "each rank generates with the whole model"),
         (["data.format=text"], "its records are prompts"),
         (["output.every=2"], "writes its result after the last step"),
     ],
@@ -57,7 +57,7 @@ def test_completions_are_shared_out_evenly_or_refused() -> None:
     facts = model_facts(LLAMA)
     planned = plan_rollouts(facts, recipe("batch.samples=48"), PlanWorld(ranks=3))
     assert (planned.shard, planned.microbatches % 3, planned.microbatches * planned.micro) == (1, 0, 48)
-    with pytest.raises(UsageError, match="batch.samples = 64 completions are no whole forwards"):
+    with pytest.raises(UsageError, match="batch.samples = 64 completions do not divide into forwards"):
         plan_rollouts(facts, recipe(), PlanWorld(ranks=3))
     with pytest.raises(UsageError, match="the model does not fit: each rank needs"):
         plan_rollouts(facts, recipe(), PlanWorld(ranks=2, memory=1_000_000))
@@ -127,7 +127,7 @@ def test_a_command_reads_objects_and_prints_numbers() -> None:
     [
         ("import time; time.sleep(60)", "took longer than reward.deadline = 0.3 s"),
         ("raise SystemExit('no judge')", "ended with 1: no judge"),
-        ("print('good')", "printed something that is no number"),
+        ("print('good')", "printed something that is not a number"),
         ("print(1); print(2)", "printed 2 numbers for 1 completions"),
     ],
 )
@@ -162,10 +162,13 @@ def test_prompts_keep_the_other_keys_of_their_records(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([], "there is no record"),
-        ([{"text": "a"}], "line 1: its prompt is neither a text"),
-        ([{"prompt": ""}], "line 1: its prompt is neither a text"),
-        ([{"prompt": "a"}, {"prompt": "b", "more": 1}], "line 2: its keys are more, prompt, the first record's prompt"),
+        ([], "it has no records"),
+        ([{"text": "a"}], "line 1: its prompt is neither a string"),
+        ([{"prompt": ""}], "line 1: its prompt is neither a string"),
+        (
+            [{"prompt": "a"}, {"prompt": "b", "more": 1}],
+            "line 2: its keys are more, prompt, those of the first record are prompt",
+        ),
     ],
 )
 def test_records_that_are_no_prompts_are_refused_by_their_line(

@@ -123,14 +123,14 @@ def test_the_methods_are_told_apart(tmp_path: Path) -> None:
     assert (recipe.method, recipe.dpo.beta, recipe.data.pack) == ("dpo", 0.2, False)
     of_all = ours(convert(changed(whole, kind, "dpo")), tmp_path)
     assert (of_all.method, of_all.dpo.weights, of_all.adapts) == ("dpo", "all", False)
-    with pytest.raises(UsageError, match="trainer_type 'grpo' is no method"):
+    with pytest.raises(UsageError, match="have no method for trainer_type 'grpo'"):
         convert(changed(TUNING, kind, "grpo"))
 
 
 def test_an_adapter_that_only_the_name_tells_of_is_one_and_that_is_said(tmp_path: Path) -> None:
     made = convert(changed(NEMO, "display_name", "A LoRA on GPU"))
     assert ours(made, tmp_path).method == "lora"
-    assert "the method lora is from display_name: no key names what is trained" in made.notes
+    assert "the method lora comes from display_name: no key names the trained weights" in made.notes
     told = convert(changed(changed(NEMO, "display_name", "A LoRA on GPU"), "model.peft.peft_scheme", None))
     assert told.method == "full", "a key says so"
 
@@ -181,9 +181,9 @@ def test_a_key_that_trains_and_is_not_known_is_an_error() -> None:
 
 
 def test_what_is_none_of_their_recipes_is_refused_in_a_sentence() -> None:
-    with pytest.raises(UsageError, match="no recipe of HyperPod"):
+    with pytest.raises(UsageError, match="not a recipe of HyperPod"):
         convert({"a": 1})
-    with pytest.raises(UsageError, match="Llama 4 is no family"):
+    with pytest.raises(UsageError, match="recipes do not train Llama 4"):
         convert(changed(TUNING, "training_config.model_config.model_name_or_path", "meta-llama/Llama-4-Scout"))
 
 
@@ -200,7 +200,7 @@ def test_the_command_prints_a_recipe_or_says_what_it_does_not_know(
     path.write_text(yaml.safe_dump(changed(TUNING, "training_config.training_args.new_loss", 1)))
     assert main(["recipes", "from-hyperpod", str(path)]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and "new_loss is not known here" in said.err
+    assert said.out == "" and "new_loss is unknown" in said.err
     path.write_text("[1, 2]\n")
     assert main(["recipes", "from-hyperpod", str(path)]) == 2
-    assert "is no recipe" in capsys.readouterr().err
+    assert "is not a recipe" in capsys.readouterr().err

@@ -29,7 +29,7 @@ WRONG = [
     ("lora", ["data.length=long"], 'data.length = "long": give a whole number from 1'),
     ("lora", ["data.length=1"], "data.length = 1: a row needs a token to predict; give 2 or more"),
     ("lora", ["data.pack=maybe"], 'data.pack = "maybe": give true or false'),
-    ("lora", ["data.train=x.jsonl"], 'data.train = "x.jsonl": give a list of texts in quotes'),
+    ("lora", ["data.train=x.jsonl"], 'data.train = "x.jsonl": give a list of strings in quotes'),
     ("lora", ["data.format=chat"], 'data.format = "chat": give one of "auto", "text", "messages"'),
     ("lora", ["data.format=preference"], 'data.format = "preference" is for dpo, and this is lora: extends = "dpo"'),
     ("dpo", ["data.format=text"], 'data.format = "text": dpo compares two answers, so its records are preferences'),
@@ -41,18 +41,18 @@ WRONG = [
     ("pretrain", ["data.format=messages"], 'data.format = "messages": pretrain takes plain text'),
     ("lora", ["batch.micro=all"], 'batch.micro = "all": give a whole number from 1 or "auto"'),
     ("lora", ["batch.tokens=8192", "batch.samples=8"], "batch.tokens and batch.samples are both given"),
-    ("pretrain", ["batch.tokens=100"], "batch.tokens = 100 is less than a row, of data.length = 4096: give more"),
+    ("pretrain", ["batch.tokens=100"], "batch.tokens = 100 is less than one row (data.length = 4096): give more"),
     ("lora", ["train.epochs=0"], "[train] needs epochs or steps: give one of them"),
-    ("lora", ["train.eval_every=10"], "train.eval_every is given, but nothing to evaluate on: give data.eval"),
+    ("lora", ["train.eval_every=10"], "train.eval_every is given, but no data to evaluate on: give data.eval"),
     ("full", ["output.merge=true"], "output.merge = true: full trains all weights, there is no adapter to merge"),
     ("full", ['model.config={model_type="llama"}'], "model.config makes a model of random weights, which full cannot"),
     ("pretrain", ["model.config={}", "model.path=''"], "which model? Give model.path"),
     ("pretrain", ["model.config={hidden_size=8}"], "model.config has no model type: add model_type"),
-    ("lora", ["elastic.replicas=3"], 'elastic.replicas = 3: give a text in quotes as "MIN:MAX"'),
-    ("lora", ["elastic.replicas=4:2"], 'elastic.replicas = "4:2" is no range: give MIN:MAX from 1 on, such as "1:8"'),
+    ("lora", ["elastic.replicas=3"], 'elastic.replicas = 3: give a string in quotes as "MIN:MAX"'),
+    ("lora", ["elastic.replicas=4:2"], 'elastic.replicas = "4:2" is not a range: give MIN:MAX such as "1:8"'),
     ("lora", ["parallel.shard=0"], 'parallel.shard = 0: give a whole number from 1 or "auto"'),
-    ("lora", ["lora.targets=3"], 'lora.targets = 3: give a list of texts in quotes or "auto"'),
-    ("lora", ["lora=3"], "'lora=3' sets nothing (write section.key=value, for example optim.lr=2e-4)"),
+    ("lora", ["lora.targets=3"], 'lora.targets = 3: give a list of strings in quotes or "auto"'),
+    ("lora", ["lora=3"], "'lora=3' is not a setting (write section.key=value, for example optim.lr=2e-4)"),
     (
         "lorra",
         [],
@@ -121,7 +121,7 @@ def test_a_file_extends_a_method_or_one_other_file(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("lr = \n")
-    with pytest.raises(UsageError, match="broken.toml is no TOML"):
+    with pytest.raises(UsageError, match="broken.toml is not valid TOML"):
         read_recipe(str(broken))
     broken.write_text("[optim]\nlr = 1e-4\n")
     with pytest.raises(UsageError, match='no method is named: write extends = "lora" at the top'):

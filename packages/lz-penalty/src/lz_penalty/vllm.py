@@ -64,7 +64,7 @@ class LZVllmProcessor(*_interfaces()):  # type: ignore[misc]
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """V1: requests arrived, ended or moved."""
+        """V1: record the requests that have arrived, ended or moved."""
         if self._v1 is not None and batch_update is not None:
             self._v1.remove(batch_update.removed)
             for row, params, _, output in batch_update.added:
@@ -73,11 +73,11 @@ class LZVllmProcessor(*_interfaces()):  # type: ignore[misc]
                 self._v1.move(first, second, swap=direction.name == "SWAP")
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """V2: a request got a slot. Returns True if it asked for the penalty."""
+        """V2: record a request that got a slot. Returns True if it asked for the penalty."""
         return self._v2 is not None and self._v2.add(req_idx, _asked(sampling_params))
 
     def apply_staged_writes(self) -> None:
-        """V2: before a step."""
+        """V2: copy new parameters to the device, before a step."""
         if self._v2 is not None:
             self._v2.flush()
 

@@ -72,12 +72,12 @@ class StepBatch:
         """True if rows have changed since `_lines` were made."""
 
     def remove(self, rows: Iterable[int]) -> None:
-        """Requests have ended."""
+        """Record that requests have ended."""
         for row in rows:
             self._release(self._requests.pop(row, None))
 
     def add(self, row: int, parameters: LZParameters | None, output: Sequence[int]) -> None:
-        """A request has arrived; an earlier one in that row has ended."""
+        """Record that a request has arrived; an earlier one in that row has ended."""
         self._release(self._requests.pop(row, None))
         if parameters is not None:
             request = self._requests[row] = _Request(parameters, output, row)
@@ -85,7 +85,7 @@ class StepBatch:
         self._notified = True
 
     def move(self, first: int, second: int, *, swap: bool) -> None:
-        """A request has moved to another row; the request there moved to its old row, or has ended."""
+        """Record that a request has moved to another row; the request there moved to its old row, or has ended."""
         moved, met = self._requests.pop(first, None), self._requests.pop(second, None)
         if moved is not None:
             self._requests[second], moved.row = moved, second
@@ -182,7 +182,7 @@ class SlotBatch:
         self._stale: dict[int, LZParameters | None] = {}
 
     def add(self, slot: int, parameters: LZParameters | None) -> bool:
-        """A request got a slot. Returns True if it asked for the penalty."""
+        """Record that a request got a slot. Returns True if it asked for the penalty."""
         before = self._parameters[slot]
         if before != parameters:
             for each, count in ((before, -1), (parameters, 1)):

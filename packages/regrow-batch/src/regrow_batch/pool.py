@@ -284,7 +284,7 @@ class Pool:
     # --- outcomes ---
 
     def succeeded(self, url: str, tokens: Tokens) -> None:
-        """A worker has settled a row: with an answer, or with a refusal that counts."""
+        """Record that a worker has settled a row, by an answer or by a refusal that counts."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -296,7 +296,7 @@ class Pool:
             worker.limit, worker.calm = worker.limit + 1, 0
 
     def spoke(self, url: str) -> None:
-        """A worker has sent an answer of any kind: its engine lives."""
+        """Record that a worker has sent an answer of any kind: its engine lives."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -306,14 +306,14 @@ class Pool:
             self._now_stands(worker, Standing.SERVING)
 
     def refused(self, url: str) -> None:
-        """A worker has refused a row; the refusal decides nothing yet."""
+        """Record a refusal that decides nothing yet."""
         worker = self.workers.get(url)
         if worker is not None:
             worker.retried += 1
             self.spoke(url)
 
     def stall(self, url: str, why: str) -> None:
-        """A worker answers nothing while others do. It keeps its rows, and gets no more until it answers one."""
+        """Give a worker that answers nothing while others do no more rows until it answers one of those it has."""
         worker = self.workers.get(url)
         if worker is not None and not worker.stalled:
             worker.stalled, worker.because = True, why
@@ -328,7 +328,7 @@ class Pool:
                     self._break(worker, now, jitter)
 
     def busy(self, url: str, why: str, now: Instant, jitter: float) -> None:
-        """A worker answered that it is overloaded: its limit is one row lower for a while."""
+        """Lower the limit of a worker that answered that it is overloaded by one row, for a while."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -339,7 +339,7 @@ class Pool:
             worker.retried += 1
 
     def failed(self, url: str, why: str, now: Instant, jitter: float, *, died: bool = False) -> None:
-        """A worker failed to answer a row. `jitter`: from 0 to 1. `died`: it does not answer a probe either."""
+        """Record that a worker failed to answer a row. `jitter`: from 0 to 1. `died`: it answers no probe either."""
         worker = self.workers.get(url)
         if worker is None:
             return
@@ -366,7 +366,7 @@ class Pool:
         return [worker.url for worker in due]
 
     def probed(self, url: str, why: str, now: Instant, jitter: float, *, context: int = 0, version: str = "") -> None:
-        """Result of a probe. `why`: the error, phrased to follow the worker's name; empty: none."""
+        """Record the result of a probe. `why`: the error, phrased to follow the worker's name; empty: none."""
         worker = self.workers.get(url)
         if worker is None:
             return

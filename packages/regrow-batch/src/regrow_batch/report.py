@@ -54,7 +54,7 @@ class ErrorRows(msgspec.Struct):
 class BatchReport(msgspec.Struct):
     """A finished batch.
 
-    `rows`, `error_rows`, `unproven_rows`, `errors`, `degenerate_rows`, `tokens`, `spent`, `models` and `penalties` are
+    `rows`, `error_rows`, `unproven_rows`, `errors`, `degenerate_rows`, `tokens`, `spent`, `models` and `penalties`
     count the whole output; the other figures are of the head's last run. `unproven_rows`: error rows that are not known
     to be at fault themselves. `tokens`: of answers; `spent`: all tokens; `cost`: of `spent`, by --price. `finished`:
     choices of answers by their finish reason.
@@ -159,7 +159,7 @@ def workers_of(workers: Sequence[PoolWorker], prices: Prices | None = None) -> l
 
 
 def this_run(tally: Tally, now: Instant) -> tuple[Seconds, float, float]:
-    """Seconds, rows a second, tokens a second."""
+    """Duration in seconds, rows per second and tokens per second of this run."""
     seconds = max(now - tally.began, 1e-3)
     return seconds, tally.done / seconds, tally.tokens.answer / seconds
 

@@ -70,7 +70,7 @@ _NAMESPACE = click.option(
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @_NAMESPACE
 def submit_job(file: Path, namespace: str) -> None:
-    """Make the TrainingJob that FILE describes, once every field of it is known and possible."""
+    """Create the TrainingJob that FILE describes, if all its fields are known and valid."""
     _needs_lightkube()
     from regrow_clusters.operator.commands import submit
 
@@ -124,7 +124,7 @@ def job_logs(job: str, replica: int | None, node: int | None, follow: bool, tail
 @k8s.command("convert", hidden=True, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def convert(words: tuple[str, ...]) -> None:
-    """Say where it is now."""
+    """Report the new name of this command."""
     hint = install_line("hyperpod", package="regrow-guests")
     raise UsageError("it is `regrow guest convert` now", hint=f"regrow guest convert {shlex.join(words)}; {hint}")
 
@@ -136,7 +136,7 @@ def convert(words: tuple[str, ...]) -> None:
 @click.option("--within", default="360s", metavar="TIME", help="Time limit of the wait.  [360s]")
 @click.argument("arguments", nargs=-1, required=True)
 def be_placed(folder: Path, ranked: bool, domain: bool, within: str, arguments: tuple[str, ...]) -> int:
-    """Begin with WORDS as soon as FOLDER says where this pod is; the operator's pods start by this."""
+    """Run regrow with ARGUMENTS as soon as FOLDER has this pod's place; the operator's pods start by this."""
     from regrow.launch.checks import some_time
     from regrow_clusters.operator.placing.waiting import NotPlaced, placed_arguments
 

@@ -39,7 +39,7 @@ def slurm() -> None:
 @slurm.command("submit")
 @_FILE
 def submit_job(file: Path) -> None:
-    """Submit the job that FILE describes, once every key of it is known and possible."""
+    """Submit the job that FILE describes, if all its keys are known and valid."""
     from regrow_clusters.slurm.commands import submit
 
     click.echo(submit(file, _command(), _slurm()))
@@ -58,7 +58,7 @@ def print_script(file: Path, elastic: bool) -> None:
 @slurm.command("status")
 @click.argument("job")
 def job_status(job: str) -> None:
-    """Show JOB: its Slurm jobs, what is asked of it, who trains and how far it is."""
+    """Show JOB: its Slurm jobs, the requests to it, its training nodes and its progress."""
     from regrow_clusters.slurm.commands import status_lines
 
     for line in status_lines(job, _slurm(), _command()):
@@ -81,9 +81,9 @@ def scale_job(job: str, replicas: int) -> None:
 @click.option("--force", is_flag=True, help="Even if the job then has to wait until another node joins.")
 @click.option("--undo", is_flag=True, help="Let the job have the node again, which it keeps away from.")
 def drain_node(job: str, node: str, force: bool, undo: bool) -> None:
-    """Give NODE of JOB back, by its name in Slurm: its ranks leave it, and the job keeps away from it.
+    """Release NODE of JOB, by its name in Slurm: its ranks leave it, and the job avoids it.
 
-    It does for badNodeTimeInSeconds, or until --undo.
+    The node is avoided for badNodeTimeInSeconds, or until --undo.
     """
     from regrow_clusters.slurm.commands import drain, undo_drain
 
@@ -99,7 +99,7 @@ def drain_node(job: str, node: str, force: bool, undo: bool) -> None:
 @click.argument("job")
 @click.option("--now", is_flag=True, help="At once, as scancel does.")
 def cancel_job(job: str, now: bool) -> None:
-    """End JOB, and take its replicas that wait out of the queue."""
+    """End JOB, and remove its waiting replicas from the queue."""
     from regrow_clusters.slurm.commands import cancel
 
     click.echo(cancel(job, _slurm(), _command(), now=now))
@@ -107,7 +107,7 @@ def cancel_job(job: str, now: bool) -> None:
 
 @slurm.command("node", hidden=True)
 def run_node() -> int:
-    """Be one node of a Slurm job; batch scripts start this by srun."""
+    """Run one node of a Slurm job; batch scripts start this by srun."""
     import msgspec
 
     from regrow_clusters.slurm.node import run_task
@@ -137,7 +137,7 @@ def run_node() -> int:
 
 @slurm.command("order", hidden=True)
 def print_order() -> None:
-    """Print a Slurm job's hosts in the order of their ranks, those under one switch together; batch scripts ask."""
+    """Print a Slurm job's hosts in the order of their ranks, grouped by switch; batch scripts call this."""
     from regrow_clusters.cluster.topology import rank_order
     from regrow_clusters.slurm.reading import host_list
 
@@ -149,7 +149,7 @@ def print_order() -> None:
 @click.argument("run")
 @click.option("--set", "requests", default="", metavar="JSON", help="What is asked from now on.")
 def keep_requests(run: str, requests: str) -> None:
-    """Show or set what is asked of RUN, on its gang's first node; the other commands call this there."""
+    """Show or set the requests to RUN, on its gang's first node; the other commands call this there."""
     import msgspec
 
     from regrow_clusters.slurm.reading import JobRequests

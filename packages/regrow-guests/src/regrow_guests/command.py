@@ -78,7 +78,7 @@ def print_runtime(
     "--pods-per-replica", type=click.IntRange(1, 1024), default=1, metavar="K", help="That hold one model.  [1]"
 )
 def convert(file: Path, script: str, pods_per_replica: int) -> int:
-    """Print the HyperPodPyTorchJob in FILE (YAML) as a TrainingJob; what becomes of its fields goes to standard error.
+    """Print the HyperPodPyTorchJob in FILE (YAML) as a TrainingJob; notes on its fields go to standard error.
 
     Exit code 1: a field is not known here, so nothing is printed.
     """
@@ -126,7 +126,7 @@ def run_pod(
     steps: int,
     words: tuple[str, ...],
 ) -> int:
-    """Be a node of the job, from its begin or again; pods of `regrow guest runtime` start by this."""
+    """Run a node of the job, at its start or after a loss; pods of `regrow guest runtime` start by this."""
     from regrow.cli.training import surroundings
     from regrow.launch.checks import nproc_of
     from regrow_guests.pods.arguments import PodPlace, run_arguments

@@ -114,7 +114,7 @@ class FromCheckpoints:
         return self.every / takes
 
     def best(self, fleet: Fleet) -> "FromCheckpoints":
-        """The same with the best interval."""
+        """The same model with the best interval."""
         return FromCheckpoints(daly(self.writing, fleet.between), self.writing, self.recover)
 
 

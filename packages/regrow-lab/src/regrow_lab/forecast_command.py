@@ -15,22 +15,24 @@ from regrow_lab.forecast import HOUR, MONTH, YEAR, Fleet, FromCheckpoints, InPro
 _DAY = 24 * HOUR
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes of the job."),
-    click.option("--node-failures", type=PERCENT, metavar="PERCENT", help="Of nodes that fail, an hour: 0.02%."),
+    click.option("--node-failures", type=PERCENT, metavar="PERCENT", help="Share of nodes that fail per hour: 0.02%."),
     click.option("--node-mtbf", type=TIME, metavar="TIME", help="Instead: mean time between a node's failures."),
-    click.option("--faults-a-day", type=click.FloatRange(min=0), metavar="X", help="Instead: of the whole job."),
-    click.option("--price", type=click.FloatRange(min=0), default=0.0, metavar="$", help="Of a node, an hour.  [0]"),
+    click.option("--faults-a-day", type=click.FloatRange(min=0), metavar="X", help="Instead: faults of the whole job."),
+    click.option("--price", type=click.FloatRange(min=0), default=0.0, metavar="$", help="Of a node per hour.  [0]"),
     click.option(
-        "--checkpoint-every", type=TIME, default="20min", metavar="TIME", help="Between two of them.  [20min]"
+        "--checkpoint-every", type=TIME, default="20min", metavar="TIME", help="Time between checkpoints.  [20min]"
     ),
-    click.option("--checkpoint-takes", type=TIME, default="0s", metavar="TIME", help="Training stands still.  [0s]"),
+    click.option("--checkpoint-takes", type=TIME, default="0s", metavar="TIME", help="Pause for a checkpoint.  [0s]"),
     click.option(
-        "--restart-takes", type=TIME, default="10min", metavar="TIME", help="From a fault to training.  [10min]"
+        "--restart-takes", type=TIME, default="10min", metavar="TIME", help="From a fault until training.  [10min]"
     ),
     click.option(
-        "--in-process", type=TIME, default="1min", metavar="TIME", help="What a fault costs under regrow.  [1min]"
+        "--in-process", type=TIME, default="1min", metavar="TIME", help="Cost of a fault under regrow.  [1min]"
     ),
-    click.option("--repair", type=TIME, default="4h", metavar="TIME", help="Until a lost node is back.  [4h]"),
-    click.option("--sure", type=PERCENT, default="99.9%", metavar="PERCENT", help="That spares are enough.  [99.9%]"),
+    click.option("--repair", type=TIME, default="4h", metavar="TIME", help="Time until a lost node is back.  [4h]"),
+    click.option(
+        "--sure", type=PERCENT, default="99.9%", metavar="PERCENT", help="Chance that spares suffice.  [99.9%]"
+    ),
     click.option(
         "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here."
     ),
@@ -70,10 +72,10 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("plan")
 @_with_options
 def plan(nodes: int, price: float, json_path: Path | None, **options: Any) -> None:
-    """Tell what faults will cost a job before it runs, and how many spares it needs.
+    """Estimate the cost of faults before a job runs, and the number of spares that it needs.
 
-    Nodes are taken to fail independently of one another. What a fault costs under regrow is yours to say: the default
-    is cautious; `benchmarks/recovery.py` measures it.
+    Nodes are assumed to fail independently of one another. Give the cost of a fault under regrow by --in-process: the
+    default is cautious; `benchmarks/recovery.py` measures it.
     """
     fleet = Fleet(nodes, _faults_an_hour(nodes, options), price)
     found = forecast(fleet, **{name: options[name] for name in _NAMES})
@@ -100,7 +102,7 @@ def forecast(
     if not checkpoint_every:
         raise UsageError("--checkpoint-every 0s is no time at all", hint="give more than 0 seconds")
     if sure >= 1:
-        raise UsageError("--sure 100% needs endlessly many spares", hint="give for example 99.9%")
+        raise UsageError("--sure 100% needs infinitely many spares", hint="give for example 99.9%")
     given = FromCheckpoints(checkpoint_every, checkpoint_takes, restart_takes)
     sides = [_side(f"restart, checkpoints every {_span(given.every)}", given, fleet)]
     best = given.best(fleet)

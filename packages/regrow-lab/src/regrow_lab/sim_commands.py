@@ -26,7 +26,7 @@ def sim() -> None:
 def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Path | None) -> None:
     """Simulate the policies of SCENARIO.toml: goodput, time to finish, money, with confidence intervals.
 
-    docs/simulator.md has what can stand in the file; benchmarks/scenarios/ has some.
+    docs/simulator.md lists the keys of the file; benchmarks/scenarios/ has examples.
     """
     import msgspec
 
@@ -35,7 +35,7 @@ def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Pa
     from regrow_lab.fleet.summary import simulate_all
 
     if plot_path is not None and plot_path.suffix not in _FIGURES:
-        raise UsageError(f"--plot {plot_path} is no figure's name", hint="end it in .png or .svg")
+        raise UsageError(f"--plot {plot_path} is not the name of a figure", hint="end it in .png or .svg")
     table = _load(scenario)
     named = table.get("costs_from", [])
     files = [scenario.parent / name for name in named if isinstance(name, str)] if isinstance(named, list) else []
@@ -55,12 +55,12 @@ def run(scenario: Path, seeds: int | None, json_path: Path | None, plot_path: Pa
 @sim.command("calibrate")
 @click.argument("runs", nargs=-1, metavar="[JOB|FOLDER|FILE]...")
 @click.option("--of", default="regrow", metavar="NAME", help="Name of the set of costs.  [regrow]")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it here.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the costs here.")
 def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
     """Take costs from the records of real RUNS, for a scenario to name in costs_from.
 
-    Without a name it is the job that runs, or the newest. Runs in which nothing failed say how long a start and a step
-    take.
+    Without a name, use the job that runs, or the newest. Runs without faults give the duration of a start and of a
+    step.
     """
     from regrow.launch.verifying import find_run_on_one_clock
     from regrow_lab.fleet.calibration import calibration_lines, measured
@@ -84,8 +84,8 @@ def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
 def replay(seed: str, as_json: bool) -> int:
     """Run one random schedule of the coordinator's tests again, exactly, and print what happens.
 
-    SEED is a number, election: and a number for one of the tests of elections, or the word that a failed test has
-    printed. The exit code is 1 where a rule of the simulator is broken.
+    SEED is a number, election: and a number for one of the tests of elections, or the code that a failed test has
+    printed. Exit code 1: an invariant of the simulator is broken.
     """
     import msgspec
 
@@ -99,7 +99,7 @@ def replay(seed: str, as_json: bool) -> int:
     schedule: ElectionSchedule | SimSchedule
     if seed.startswith(ELECTION):
         if not numbered:
-            raise UsageError(f"{seed[:40]!r} is no election", hint=f"give its number, as in {ELECTION}11")
+            raise UsageError(f"{seed[:40]!r} is not an election", hint=f"give its number, as in {ELECTION}11")
         schedule = draw_election(int(number))
     else:
         schedule = draw(int(seed)) if numbered else SimSchedule.of_code(seed)
@@ -120,7 +120,9 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="texts are in quotes, lists in [brackets]") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}", hint="strings are in quotes, lists in [brackets]"
+        ) from error
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -26,10 +26,10 @@ _SIZES: Final = ("nproc_per_node", "nnodes", "local_nodes", "spares", "standalon
 @click.command(cls=options.RunCommand, context_settings={"token_normalize_func": torchrun.spelled_out})
 @torchrun.options
 @options.of_run
-@click.option("--model", "model_path", default="", metavar="DIR", help="As model.path=DIR.")
-@click.option("--data", "data_files", multiple=True, metavar="FILE", help="As data.train=[FILE]; repeatable.")
-@click.option("--out", default="", metavar="DIR", help="As output.dir=DIR.")
-@click.option("--memory", default="", metavar="SIZE", help=f"Of each rank's device.  [{_GPU_MEMORY} on GPUs]")
+@click.option("--model", "model_path", default="", metavar="DIR", help="Same as model.path=DIR.")
+@click.option("--data", "data_files", multiple=True, metavar="FILE", help="Same as data.train=[FILE]; repeatable.")
+@click.option("--out", default="", metavar="DIR", help="Same as output.dir=DIR.")
+@click.option("--memory", default="", metavar="SIZE", help=f"Memory of a rank's device.  [{_GPU_MEMORY} on GPUs]")
 @click.argument("recipe")
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.pass_context
@@ -52,7 +52,7 @@ def train(
     from regrow_recipes.recipes.resolving import account, resolve, write_run
 
     if values["module"] or values["no_python"]:
-        raise UsageError("regrow train has no script, so -m and --no-python mean nothing", hint="leave them out")
+        raise UsageError("regrow train has no script, so -m and --no-python have no effect", hint="leave them out")
     flags, around = flags_of(context, {**values, "script": _SCRIPT, "args": ()}), surroundings(values["token_file"])
     world = world_of(RunFlags(_SCRIPT, module=True, **{name: getattr(flags, name) for name in _SIZES}), around)
     asked = read(recipe, _settings(settings, model_path, data_files, out))
@@ -104,18 +104,18 @@ def cp(method: str, path: Path) -> None:
     from regrow_recipes.recipes.showing import template
 
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="give another name, or remove it")
+        raise UsageError(f"{path} already exists", hint="give another name, or remove it")
     path.write_text(template(method), encoding="utf-8")
 
 
 @recipes.command()
 @click.argument("recipe")
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--model", "model_path", default="", metavar="DIR", help="As model.path=DIR.")
-@click.option("--data", "data_files", multiple=True, metavar="FILE", help="As data.train=[FILE]; repeatable.")
-@click.option("--out", default="", metavar="DIR", help="As output.dir=DIR.")
+@click.option("--model", "model_path", default="", metavar="DIR", help="Same as model.path=DIR.")
+@click.option("--data", "data_files", multiple=True, metavar="FILE", help="Same as data.train=[FILE]; repeatable.")
+@click.option("--out", default="", metavar="DIR", help="Same as output.dir=DIR.")
 @click.option("--ranks", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of the world.  [1]")
-@click.option("--memory", default="", metavar="SIZE", help="Of each rank's device, such as 80GB.  [any]")
+@click.option("--memory", default="", metavar="SIZE", help="Memory of a rank's device, such as 80GB.  [any]")
 def check(
     recipe: str,
     settings: tuple[str, ...],
@@ -147,7 +147,7 @@ def from_hyperpod(path: Path) -> int:
     made = convert(_yaml(path))
     if made.unknown:
         for key in made.unknown:
-            click.echo(f"regrow: {key} is not known here, and may change what is trained", err=True)
+            click.echo(f"regrow: {key} is unknown, and may change the training", err=True)
         return 1
     click.echo(made.toml(), nl=False)
     for why, keys in made.left_out.items():
@@ -170,7 +170,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is no recipe: it has no keys")
+        raise UsageError(f"{path} is not a recipe: it has no keys")
     return found
 
 

@@ -108,7 +108,7 @@ async def arun(
 
     The function is called with `Calls` and the row, for many rows at once. Its return value, which must fit in JSON, is
     the row's result. A `CallFailed` that it raises makes an error row; any other exception ends the batch, and the
-    the results so far are kept.
+    results so far are kept.
 
     Args:
         rows: mappings; or the path or URL of a table, as for `regrow batch run`.

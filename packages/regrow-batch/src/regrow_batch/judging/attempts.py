@@ -28,7 +28,7 @@ _STREAMS = 2
 
 @dataclass(slots=True)
 class _Moment:
-    """A worker lost rows: the number it had, the number it lost, and whether it answers a probe."""
+    """Loss of rows by a worker: the number it had, the number it lost, and whether it answers a probe."""
 
     probe: asyncio.Task[ProbeAnswer]
     rows: int
@@ -224,7 +224,7 @@ class Attempts:
         self._queue.wake.set()
 
     def _decided(self, hand: Hand, word: Opinion, fault: Fault) -> None:
-        """The side at fault for a row without an answer is known, or will never be known."""
+        """Settle a row without an answer whose fault is known, or will never be known."""
         if fault is Fault.ROW:
             self.good_at = time.monotonic()
             self._pool.succeeded(word.worker, word.empty.tokens if word.empty is not None else Tokens())

@@ -67,7 +67,7 @@ class RowsInDoubt:
         return bool(self._pool.takers(never=hand.met, fits=partial(self._evidence.may_have, hand)))
 
     def refused(self, hand: Hand, opinion: Opinion) -> None:
-        """A worker has refused a row: it goes to another one, or waits here, unless another attempt is under way."""
+        """Send a refused row to another worker, or keep it here, unless another attempt at it is under way."""
         kind = hand.row.kind
         hand.doubt(opinion)
         self._evidence.refused(opinion.worker, kind, opinion.why, opinion.at)
@@ -84,7 +84,7 @@ class RowsInDoubt:
             self._rows.append(hand)
 
     def answered(self, url: str, hand: Hand, began: Instant) -> None:
-        """A worker has answered a row that was sent at `began`."""
+        """Use the answer of a worker, to a row sent at `began`, as evidence against rows that it refused."""
         self._evidence.answered(url, hand.row)
         for opinion in hand.opinions:
             if opinion.empty is None and opinion.worker != url:

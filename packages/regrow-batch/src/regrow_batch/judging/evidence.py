@@ -161,7 +161,7 @@ class WorkerEvidence:
         return answer.model not in ("", row.model) and not self.lists(row.model, url) and self.lists(row.model)
 
     def answered(self, url: str, row: BatchRow) -> None:
-        """A worker has answered a row with content. The cheapest row of each kind is kept as a control."""
+        """Record an answer with content. The cheapest answered row of each kind is kept as a control."""
         record = self._record(url, row.kind)
         record.answered += 1
         record.refused, record.wait = 0, _FIRST_WAIT
@@ -170,7 +170,7 @@ class WorkerEvidence:
             self._controls[row.kind] = row.whole
 
     def refused(self, url: str, kind: Kind, why: str, now: Instant) -> None:
-        """A worker has refused a row of that kind, or answered it without content."""
+        """Record that a worker has refused a row of that kind, or answered it without content."""
         record = self._record(url, kind)
         record.refused += 1
         record.why = why
@@ -178,14 +178,14 @@ class WorkerEvidence:
             record.try_at = max(record.try_at, now + record.wait)
 
     def convicted(self, url: str, kind: Kind, now: Instant) -> None:
-        """A worker has refused a row that another has answered."""
+        """Record that a worker has refused a row that another worker has answered."""
         record = self._record(url, kind)
         if not record.answered:  # a worker that answers others may only accept shorter rows, and is of use for these
             record.refused = max(record.refused, _UNPROVEN_REFUSALS)
             record.try_at = now + record.wait
 
     def unproven(self, url: str, kind: Kind, now: Instant) -> None:
-        """A worker has refused a row that was answered before: its own answers no longer count."""
+        """Record that a worker has refused a control: its own earlier answers no longer count."""
         self._record(url, kind).answered = 0
         self.convicted(url, kind, now)
 

@@ -30,20 +30,20 @@ class SecondTries:
         self._look_at: Instant = 0.0
 
     def began(self, url: str, now: Instant) -> None:
-        """A row is sent to a worker."""
+        """Record that a row is sent to a worker."""
         worker = self._pool.workers[url]
         if worker.rows == 1:
             worker.answered_at = now
 
     def spoke(self, url: str, now: Instant) -> None:
-        """A worker has sent an answer of any kind."""
+        """Record that a worker has sent an answer of any kind."""
         self._answered_at = now
         worker = self._pool.workers.get(url)
         if worker is not None:
             worker.answered_at = now
 
     def answered(self, url: str, began: Instant, now: Instant) -> None:
-        """A worker has answered a row that was sent at `began`."""
+        """Record that a worker has answered a row that was sent at `began`."""
         self.spoke(url, now)
         took = now - began
         self._typical = took if self._typical is None else self._typical + 0.05 * (took - self._typical)

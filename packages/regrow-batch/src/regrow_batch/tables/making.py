@@ -55,7 +55,7 @@ class RowMaking:
 
 
 def guessed(columns: list[str], url: str, name: str) -> RowMaking:
-    """The making for a table without column options. Raises `UsageError`."""
+    """The `RowMaking` of a table for which no column options are given. Raises `UsageError`."""
     for column, word in _GUESSED.items():
         if column in columns:
             return RowMaking(**{word: column}, url=url, name=name)

@@ -17,7 +17,7 @@ from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 
 MOST_MARKED: Final = 0.1
-"""Part of a cluster's nodes that may be out of use before regrow takes no more of them out of use."""
+"""Largest share of a cluster's nodes that may be out of use: above it regrow takes no more out of use."""
 _KINDS: Final = ("cordon", "taint", "condition", "label", "state", "reason")
 
 

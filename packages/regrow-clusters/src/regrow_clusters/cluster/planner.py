@@ -1,7 +1,7 @@
 """Planner of a job's replicas: `plan(spec, observed, now)`. Pure, and the same for every kind of cluster.
 
 Laws (`packages/regrow-clusters/tests/test_cluster_planner.py`):
-from any observed state it comes to the wanted size and then does nothing;
+from any observed state the plan reaches the wanted size and is then empty;
 never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice; and no
 running replica is drained while at most the wanted number run, however many wait.
 """

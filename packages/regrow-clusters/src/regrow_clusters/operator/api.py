@@ -8,7 +8,7 @@ from regrow.core.errors import RegrowError
 
 Manifest = dict[str, Any]
 WATCH_SILENT = "WatchSilent"
-"""Reason of the failure of a watch that was silent for long. It may be intact; everything is listed again anyway."""
+"""Failure reason of a watch that was silent for long. It may be intact, but everything is listed again."""
 
 
 class ApiKind(StrEnum):

@@ -43,7 +43,7 @@ class JobDecision:
     """Service and secret must be kept; `waited_for`: a pod waits for them."""
     waited_for: bool
     again: bool
-    """The job is reconciled again at once; else at `later`; None: only news can change the decision."""
+    """True: reconcile the job again at once; else at `later`, or, if that is None, only after news."""
     later: Instant | None
 
 

@@ -15,7 +15,7 @@ _RENEW_EVERY: Final[Seconds] = 3.0
 
 
 class Leadership:
-    """One candidate. It times the lease from when it saw it change, and never by other machines' clocks."""
+    """One candidate. It times the lease from its own sight of the last change, never by other machines' clocks."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Leadership:
         self._seen_holder = ""
 
     async def acquire(self) -> None:
-        """Wait until this one is the leader."""
+        """Wait until this operator is the leader."""
         while not await self._try():
             await asyncio.sleep(self._renew_every)
 

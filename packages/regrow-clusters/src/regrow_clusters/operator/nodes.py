@@ -91,7 +91,7 @@ def with_condition(node: Manifest, mark: AvoidedNodeMark | None, now: Instant) -
 
 
 def _is_out(node: Manifest) -> bool:
-    """True if it takes no pods, for whatever reason."""
+    """True if the node takes no new pods, for any reason."""
     ready = [
         each.get("status") for each in (node.get("status") or {}).get("conditions") or [] if each["type"] == "Ready"
     ]

@@ -110,7 +110,7 @@ def _sizes(job: TrainingJob, reading: JobReading) -> ElasticSpec:
 
 
 def _pods_alone(job: TrainingJob, replicas: int) -> ElasticSpec:
-    """Sizes for the pods of this many replicas, each pod a place: exactly their number, without growth."""
+    """Specification in which each pod of these replicas is one place: exactly their number, without growth."""
     count = replicas * job.spec.pods_per_replica
     one = {"replicas": None, "replica_increment_step": 1, "replica_discrete_values": ()}
     return msgspec.structs.replace(job.spec.elastic(), replica_count=count, max_replica_count=count, **one)

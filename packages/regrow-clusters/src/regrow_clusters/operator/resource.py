@@ -179,7 +179,7 @@ class AvoidedNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _OlderNode(msgspec.Struct, frozen=True, rename="camel"):
-    """The same as older operators have written it."""
+    """`AvoidedNodeStatus` as older operators have written it."""
 
     name: str
     until: float
@@ -188,7 +188,7 @@ class _OlderNode(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class JobCondition(msgspec.Struct, frozen=True, rename="camel"):
-    """One thing that is true, false or unknown of the job, as Kubernetes' own resources say it."""
+    """One condition of the job, true, false or unknown, in the form of Kubernetes' own resources."""
 
     type: str
     status: str

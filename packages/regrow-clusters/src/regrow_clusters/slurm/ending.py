@@ -18,7 +18,7 @@ from regrow_clusters.slurm.reading import JobRequests, SlurmJob
 from regrow_clusters.slurm.scripts import JobPart, script_again
 
 TURN_S: Final[Seconds] = 5.0
-"""Delay between two survivors, in turn, before each checks if another has submitted the next gang."""
+"""Delay between two survivors, which in turn check whether another has submitted the next gang."""
 _ANSWER_S: Final[Seconds] = 15.0
 Say = Callable[[str], None]
 
@@ -48,7 +48,7 @@ class GangEnd:
         self._requests, self._say, self._sleep = requests, say, sleep
 
     def by_first(self, code: int, avoid: tuple[str, ...]) -> None:
-        """On the first node: submit the gang again if it can be retried; else remove its pending replicas.
+        """End the gang from its first node: submit it again if it can be retried; else remove its pending replicas.
 
         `avoid`: the nodes that are bad now, which may be fewer than those that this gang excluded.
         """
@@ -59,7 +59,7 @@ class GangEnd:
             self._submit_next(queue, avoid)
 
     def by_survivor(self) -> None:
-        """On another node, when the coordinator is gone: Slurm decides if its host is gone too."""
+        """End the gang from another node, as its coordinator is gone, unless Slurm still reaches the first host."""
         in_line = backups(self._part.nodes)
         if self._gang_node.index not in in_line:
             return
@@ -82,7 +82,7 @@ class GangEnd:
         self._slurm.cancel(self._gang_node.job_id)
 
     def by_successor(self, code: int, at: str) -> None:
-        """On a node of a gang that went on after its first coordinator was lost; reports the code to the batch script.
+        """End a gang that went on after the loss of its first coordinator; reports the code to the batch script.
 
         Args:
             code: the job's exit code; 75 also if it is unknown.

@@ -14,7 +14,7 @@ _DONE: Final = frozenset(
     {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 )
 _RUNS: Final = frozenset({"SIGNALING", "RESIZING"})
-"""Slurm's states, for a moment, of a job that runs and was sent a signal, or has lost a node."""
+"""Slurm's brief states of a running job that was sent a signal or has lost a node."""
 _RANGES: Final = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
 
 

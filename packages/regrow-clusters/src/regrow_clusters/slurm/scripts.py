@@ -51,7 +51,7 @@ def script_of(part: JobPart, command: list[str]) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(part, given)), "", _part_line(part)]
     if part.place is None:
         lines.append('export REGROW_TOKEN="${REGROW_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"')
-    # Whatever sbatch's options say: a requeued job would run beside the one that regrow submits, from the beginning.
+    # This overrides sbatch's options: a requeued job would run beside the one that regrow submits, from the beginning.
     lines.append('scontrol update "jobid=$SLURM_JOB_ID" requeue=0')
     if part.spec.setup:
         lines.append(part.spec.setup.rstrip("\n"))

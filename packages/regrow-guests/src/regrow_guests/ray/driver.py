@@ -28,7 +28,7 @@ _END_MARGIN: Final[Seconds] = 15.0
 
 
 class TrainingFailed(RegrowError):
-    """The job has ended with another code than 0. `code`: exit code of `regrow run`."""
+    """The job has ended with a code other than 0. `code`: exit code of `regrow run`."""
 
     def __init__(self, cause: str, code: int) -> None:
         super().__init__(cause, hint="the nodes' output is in the driver's output")
@@ -45,7 +45,7 @@ def train(job: RayJob, news: News = lambda _: None) -> None:
     Raises:
         UsageError: a number is not valid, or Ray is not installed.
         DeadlineExceeded: there was no room within the job's `patience`.
-        TrainingFailed: the job ended with another code than 0.
+        TrainingFailed: the job ended with a code other than 0.
     """
     check(job)
     check_ray()

@@ -42,7 +42,7 @@ def measured(records: Sequence[Record], name: str) -> MeasuredRun:
     ledger, spent = Ledger(records), account(records)
     step = ledger.step_median
     if step is None or not ledger.world:
-        raise UsageError(f"{name} has committed too little to be measured", hint="name a run of some steps")
+        raise UsageError(f"{name} has committed too few steps to be measured", hint="name a run with more steps")
     stages: dict[str, list[StageTimes]] = {}
     for each in ledger.incidents:
         stages.setdefault(each.rung, []).append(_stages(each, step))

@@ -53,7 +53,7 @@ class CostTable:
                 return StageTimes()
             there = ", ".join(sorted(self._points)) or "none"
             raise UsageError(
-                f'costs of "{self.name}" say nothing of the rung "{rung}", which is taken (there are {there})',
+                f'costs of "{self.name}" have no row for the rung "{rung}", which a recovery takes (rows: {there})',
                 hint=f'add [[costs]] of = "{self.name}", rung = "{rung}", or a row without a rung for all others',
             )
         return _between(points, math.log2(max(1, ranks)))

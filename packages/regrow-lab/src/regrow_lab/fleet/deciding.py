@@ -53,7 +53,7 @@ RUNGS: dict[Recovers, str] = {
     "process-restart": "process",
     "in-process": "in-process",
 }
-"""The only rung of each policy but regrow's."""
+"""The one rung of each policy other than regrow's."""
 
 
 def plainly(policy: PolicyTable) -> Decide:

@@ -64,7 +64,7 @@ def _asked(situation: Situation) -> Remedy:
     closed = [fact for _, fact in world.log if isinstance(fact, IncidentClosed)]
     if end.code or not closed:
         raise RegrowError(
-            f"a simulated coordinator does not mend this: {situation}: {end.diagnosis or 'it did nothing'}",
+            f"a simulated coordinator does not recover from this: {situation}: {end.diagnosis or 'it did nothing'}",
             hint="please report it with the scenario",
         )
     found = closed[-1] if trouble is Trouble.GROW else closed[0]

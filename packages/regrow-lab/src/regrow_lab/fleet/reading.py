@@ -17,11 +17,11 @@ _KINDS: Mapping[object, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    str: "a text in quotes",
-    Span: 'a time, a number of seconds or a text such as "30d", "10min" or "500ms"',
+    str: "a string in quotes",
+    Span: 'a time, a number of seconds or a string such as "30d", "10min" or "500ms"',
 }
 _PLURALS: Mapping[object, str] = {
-    str: "a list of texts in quotes",
+    str: "a list of strings in quotes",
     Span: "a list of times",
     tuple[Span, Count]: "a list, each of [a time, a number of nodes]",
 }
@@ -72,7 +72,7 @@ def _error(place: str, wrong: list[str]) -> UsageError:
 
 def _struct(kind: type, given: object, path: str, wrong: list[str]) -> object:
     if not isinstance(given, dict):
-        wrong.append(f"{path} = {_shown(given)}: it is a table")
+        wrong.append(f"{path} = {_shown(given)}: it must be a table")
         return None
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     values: Table = {}
@@ -81,7 +81,7 @@ def _struct(kind: type, given: object, path: str, wrong: list[str]) -> object:
         if name not in fields:
             near = difflib.get_close_matches(name, list(fields), n=1)
             did = f"did you mean {near[0]}? " if near else ""
-            wrong.append(f"{where} is no key: {did}there are {', '.join(fields)}")
+            wrong.append(f"{where} is not a key: {did}there are {', '.join(fields)}")
             continue
         values[name] = _value(fields[name].type, value, where, wrong)
     missing = [field.name for field in fields.values() if field.required and field.name not in given]
@@ -97,7 +97,7 @@ def _value(hint: Any, given: object, path: str, wrong: list[str]) -> object:
     inner = typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
         if not isinstance(given, list):
-            wrong.append(f"{path} = {_shown(given)}: it is a list of tables, so write [[{path}]]")
+            wrong.append(f"{path} = {_shown(given)}: it must be a list of tables, so write [[{path}]]")
             return []
         return [_struct(inner, each, f"{path}[{number}]", wrong) for number, each in enumerate(given, 1)]
     try:

@@ -18,14 +18,14 @@ def simulation_lines(report: SimulationReport) -> Iterator[str]:
     yield ""
     yield from _table(report)
     yield ""
-    yield "where the rank-seconds went, in %, spare nodes included"
+    yield "use of the rank-seconds, in %, spare nodes included"
     yield from _shares(report.policies)
     unfinished = [each for each in report.policies if each.unfinished]
     for each in unfinished:
         yield f"{each.policy}, {each.ranks:,} ranks: not finished within the limit in {each.unfinished} of {each.seeds}"
     if report.published:
         yield ""
-        yield "beside what was published"
+        yield "compared with published figures"
         for compared in report.published:
             yield from _compared(compared)
     if report.assumptions:
@@ -38,7 +38,7 @@ def _compared(row: ForecastCheck) -> Iterator[str]:
     said, forecast = (_figure(row.figure, value) for value in (row.published, row.forecast))
     yield f"{row.policy}: {said} published, {forecast} here ({100 * row.off:+.1f} %); {row.source}"
     if row.missing:
-        yield f"  cannot be foretold: nobody has published {row.missing}"
+        yield f"  cannot be forecast: nobody has published {row.missing}"
 
 
 def _figure(figure: str, value: float) -> str:

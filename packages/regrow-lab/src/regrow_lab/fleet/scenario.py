@@ -210,7 +210,7 @@ def contradictions(scenario: FleetScenario) -> Iterator[str]:
     if not scenario.hardware:
         yield "there is no hardware: add [[hardware]] with its nodes"
     elif len(scenario.hardware) > 1 and scenario.sizes:
-        yield "sizes are for one kind of hardware, and there are more: leave sizes out"
+        yield "sizes need one kind of hardware, and there are more: leave sizes out"
     else:
         for nodes in scenario.sizes or [scenario.nodes]:
             if nodes % job.replica_nodes:
@@ -222,12 +222,13 @@ def contradictions(scenario: FleetScenario) -> Iterator[str]:
     yield from _of_capacity(scenario.capacity)
     names = {policy.name for policy in scenario.policy}
     if scenario.published and scenario.sizes:
-        yield "published is for one number of nodes, and there are sizes: leave sizes out"
+        yield "published needs one number of nodes, and sizes gives more: leave sizes out"
     for number, each in enumerate(scenario.published, 1):
         if each.value <= 0:
-            yield f"published[{number}].value = {each.value:g} cannot be compared with: give more than 0"
+            yield f"published[{number}].value = {each.value:g} is nothing to compare with: give more than 0"
         if each.policy not in names:
-            yield f'published[{number}].policy = "{each.policy}" is no policy: name one of {", ".join(sorted(names))}'
+            known = ", ".join(sorted(names))
+            yield f'published[{number}].policy = "{each.policy}" is not a policy: give one of {known}'
 
 
 def _of_faults(scenario: FleetScenario) -> Iterator[str]:
@@ -237,7 +238,7 @@ def _of_faults(scenario: FleetScenario) -> Iterator[str]:
             if fault.every and fault.per_node_hour:
                 yield f"{name} has per_node_hour and every: leave one out"
             if fault.every and not (len(fault.every) == 2 and 0 < fault.every[0] <= fault.every[1]):
-                yield f'{name}.every is no least and most time: give two, as in ["45min", "75min"]'
+                yield f'{name}.every is not a shortest and a longest time: give two, as in ["45min", "75min"]'
 
 
 def _of_policies(scenario: FleetScenario) -> Iterator[str]:
@@ -250,13 +251,13 @@ def _of_policies(scenario: FleetScenario) -> Iterator[str]:
         if policy.set_of_costs not in known:
             sets = ", ".join(sorted(known)) or "none"
             yield (
-                f'{place}.costs: nothing says what "{policy.set_of_costs}" costs: add [[costs]] of = '
-                f'"{policy.set_of_costs}", or name one of those that are there ({sets})'
+                f'{place}.costs: there are no costs of "{policy.set_of_costs}": add [[costs]] of = '
+                f'"{policy.set_of_costs}", or name one of {sets}'
             )
         if policy.checkpoint_stall and not policy.checkpoint_every:
             yield f"{place}.checkpoint_stall is given without checkpoint_every: say how often, or leave it out"
         if policy.buddy_every and policy.recovers != "regrow":
-            yield f'{place}.buddy_every is regrow\'s: leave it out, or recovers = "regrow"'
+            yield f'{place}.buddy_every works with regrow only: leave it out, or set recovers = "regrow"'
 
 
 def _of_capacity(capacity: CapacityTable) -> Iterator[str]:

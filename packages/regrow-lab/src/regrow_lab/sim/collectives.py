@@ -14,19 +14,19 @@ class Peer(Protocol):
     worker: WorkerId
 
     def formed(self) -> None:
-        """The group has formed."""
+        """Called when the group has formed."""
         ...
 
     def reduced(self, step: StepNo) -> None:
-        """The gradients of `step` are summed over all ranks."""
+        """Called when the gradients of `step` are summed over all ranks."""
         ...
 
     def voted(self, step: StepNo) -> None:
-        """All ranks have what the update of `step` needs."""
+        """Called when all ranks have the inputs of the update of `step`."""
         ...
 
     def symptom(self) -> None:
-        """A peer's connection was reset."""
+        """Called when a peer's connection was reset."""
         ...
 
     def later(self, delay: Seconds, what: str, *arguments: object) -> None:

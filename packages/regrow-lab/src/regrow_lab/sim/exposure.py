@@ -29,5 +29,7 @@ class ExposureLaw:
         ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
         exposed = diagnosis.exposed(ranks, "").partition(" and are all on")[0] if ranks else ""
         reported = any(isinstance(each, Noted) and exposed in each.text for each in commands)
-        self._require(reported or exposed in (self.exposed, ""), f"{exposed} and are on one node, which nobody reports")
+        self._require(
+            reported or exposed in (self.exposed, ""), f"{exposed} and are on one node, without a report of it"
+        )
         self.exposed = exposed

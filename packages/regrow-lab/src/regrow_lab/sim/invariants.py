@@ -112,8 +112,8 @@ class Invariants:
     def reported(self, report: NodeReport) -> None:
         """Record that the machine received a node's list of workers: others were never started, or have ended.
 
-        A worker that should be fenced but is not: its order was lost, and the coordinator that gave it has failed
-        since. No other worker has replaced it, or the newest table would show that.
+        If a listed worker should have been fenced, that order was lost, and its coordinator has failed since. No other
+        worker has replaced it, or the newest table would show that.
         """
         there = {past.worker for past in report.workers if past.code is None}
         self._known_gone |= {worker for worker, home in self._spawned.items() if home == report.node} - there
@@ -166,7 +166,7 @@ class Invariants:
         holders = ranks_of(table.head.holders)
         for command in commands:
             if isinstance(command, JoinGeneration):
-                require(command.table == table.head.number, "who enters a generation is sent to its table")
+                require(command.table == table.head.number, "a worker that joins a generation is sent its table")
                 form = self._forms[command.worker] = completed(command, table, holders)
                 expanded.append(form)
             else:
@@ -178,7 +178,7 @@ class Invariants:
         if isinstance(order, orders.FormGeneration):
             meant = self._forms[order.worker]
             same = all(one is other or one == other for one, other in zip(astuple(order), astuple(meant), strict=True))
-            require(same or order.generation < meant.generation, "an agent completes an order as was meant")
+            require(same or order.generation < meant.generation, "an agent completes an order as meant")
 
     def decided(self, commands: Sequence[Command | orders.FormGeneration], machine: Membership, now: Instant) -> None:
         """Check the machine's answer to a fact. Raises `InvariantBroken`."""
@@ -190,10 +190,10 @@ class Invariants:
             match command:
                 case orders.SpawnWorker():
                     require(command.worker not in self._spawned, f"{command.worker} is spawned once")
-                    require(command.node in self._stores, f"{command.worker} is spawned on a node that is there")
-                    require(command.node not in self._closed, f"{command.worker} is not spawned where all must leave")
+                    require(command.node in self._stores, f"{command.worker} is spawned on a node of the job")
+                    require(command.node not in self._closed, f"{command.worker} is not spawned on a closed node")
                     alone = command.role is not Role.RANK or self._spawned.keys() <= self._known_gone | together
-                    require(alone, "all are started again only when nobody is left of those before")
+                    require(alone, "workers are started again only when all earlier ones are gone")
                     self.memory.spawned(command)
                     self._spawned[command.worker] = command.node
                     together.add(command.worker)
@@ -201,9 +201,9 @@ class Invariants:
                     self._fenced.add(command.worker)
                     if command.dump_stacks and (target := self._workers.get(command.worker)) is not None:
                         slow = target.slow_until > now and not target.hung and not target.stalled
-                        require(not slow, f"{command.worker} is only slow, and is not ended for it")
+                        require(not slow, f"{command.worker} is only slow, and must not be ended for it")
                 case orders.HaltGeneration():
-                    require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
+                    require(self._tables.get(command.worker) == command.generation, "only members are halted")
                 case orders.ReleaseWorker(goes_on=False):
                     self._let_go(command.worker, machine)
                 case orders.FormGeneration() if command is forms[0]:
@@ -236,39 +236,39 @@ class Invariants:
         require(rest == 0 and self._limits.allow(replicas), f"{len(first.members)} ranks are an allowed world")
         slots = [(m.node, m.local_rank) for m in first.members]
         require(len(set(slots)) == len(slots), f"no slot of a node is given away twice: {slots}")
-        require(sorted(f.worker for f in forms) == sorted(m.worker for m in first.members), "every member is told")
+        require(sorted(f.worker for f in forms) == sorted(m.worker for m in first.members), "all members get orders")
         require(len({m.worker for m in first.members}) == len(first.members), "no worker holds two ranks")
         places = {m.rank: m.worker for m in first.members}
-        require(all(places[f.rank] == f.worker for f in forms), "each is told its own rank")
+        require(all(places[f.rank] == f.worker for f in forms), "each member is sent its own rank")
         for member in first.members:
             require(member.worker not in self._fenced, f"{member.worker} was fenced and never comes back")
             require(member.worker not in self._known_gone, f"{member.worker} is known to be gone")
             require(bool(member.endpoint), f"{member.worker} can be reached")
         homes = {member.node for member in first.members}
-        require(homes <= self._stores.keys(), "members live on nodes that are there")
-        require(sorted(first.stores) == sorted(self._stores[node] for node in homes), "keys live where members do")
+        require(homes <= self._stores.keys(), "members are on nodes of the job")
+        require(sorted(first.stores) == sorted(self._stores[node] for node in homes), "stores are on members' nodes")
         restored = {f.rank for f in forms if f.restore is not None}
-        require(bool(first.holders) or len(restored) == len(forms), "somebody holds the state, or all read copies")
+        require(bool(first.holders) or len(restored) == len(forms), "some rank holds the state, or all read copies")
         for rank in first.holders:
             holder = self._workers[places[rank]]
             has = holder.state == first.step or (holder.ready and holder.state == first.step - 1)
             require(has, f"{holder.worker} holds state@{first.step}, not @{holder.state}")
         parts = {self._workers[m.worker].holding for m in first.members}
         have = {self._workers[places[r]].holding for r in {*first.holders, *restored}}
-        require(have == parts, "holders have the whole state, with copies that are read")
+        require(have == parts, "holders and the copies that are read make up the whole state")
         self.memory.formed(forms, parts, fresh=self._fresh)
         require(first.step >= self._floor, f"step {first.step}: all ranks had committed up to {self._floor}")
         came = self._newest + any(self._workers[m.worker].ready for m in first.members)
-        require(self._fresh or first.step <= came, f"step {first.step} was never come to")
+        require(self._fresh or first.step <= came, f"step {first.step} was never reached")
         known = {m.worker for m in first.members} | (self._released - self._known_gone - self._fenced)
         # A leaver takes no newer state with it, and does not hold back workers that need nothing from it.
         sets = ({m.worker for m in first.members}, known)
         newest = max(self._reached(self._workers[worker] for worker in those) for those in sets)
         counts = first.step == newest or (bool(restored) and first.step > newest)
-        require(counts, f"the newest state counts, that of leavers too: {first.step}, {newest}")
+        require(counts, f"a generation begins at the newest state, that of leavers included: {first.step}, {newest}")
         for member in self._members:
             gone = self._fenced | self._known_gone | self._released
-            require(member.worker in known | gone, f"{member.worker} has left, and nobody told it to")
+            require(member.worker in known | gone, f"{member.worker} has left without an order")
         self._nobody_else_acts(first.generation)
         self._formed = first.generation
         self._newest, self._fresh = first.step if self._fresh else max(self._newest, first.step), False
@@ -287,7 +287,7 @@ class Invariants:
         """Check a released worker: at the job's end, or before it if the others can go on without the worker."""
         if isinstance(machine.state, Releasing):
             return
-        require(worker in {m.worker for m in self._members}, f"{worker} is released and was in the job")
+        require(worker in {m.worker for m in self._members}, f"{worker}, which is released, was in the job")
         self._released.add(worker)
         if self._spawned[worker] in self._draining or moved(machine, worker):
             self._excused.add(worker)
@@ -296,18 +296,18 @@ class Invariants:
         """Check that the size of the world is recorded when it changes, and only then."""
         changes = [command for command in commands if isinstance(command, WorldChanged)]
         forms = [command for command in commands if isinstance(command, orders.FormGeneration)]
-        require(len(changes) <= 1, "one change at a time")
+        require(len(changes) <= 1, "one change of the world's size at a time")
         if not changes and self._foretold is not None:
             changes = [self._foretold]
         self._foretold = None
         before = self.world // self._spec.unit or self._spec.replicas
         after = len(forms[0].members) // self._spec.unit
         if before != after:
-            require(bool(changes), f"from {before} to {after} replicas, and nothing says so")
+            require(bool(changes), f"from {before} to {after} replicas, without a record of the change")
         for change in changes:
-            require((change.before, change.after) == (before, after), f"{change} of {before} to {after}")
-            require(change.step == forms[0].step, "a change says where it begins")
-        require(after < before or self._released <= self._excused, "nobody leaves a job that needs it")
+            require((change.before, change.after) == (before, after), f"{change}, not {before} to {after}")
+            require(change.step == forms[0].step, "a change records its first step")
+        require(after < before or self._released <= self._excused, "no worker leaves a job that needs it")
 
     def _nobody_else_acts(self, generation: Generation) -> None:
         for worker in self._workers.values():
@@ -323,10 +323,10 @@ class Invariants:
                 if line.kind not in PLANNED:
                     self._spent(now)
             case IncidentClosed():
-                require(line.incident in self.opened, "what is closed was opened")
+                require(line.incident in self.opened, "a closed incident was opened before")
                 require(line.incident not in {c.incident for c in self.closed}, "an incident is closed once")
                 times = (line.detect, line.abort, line.regroup, line.hydrate, line.redo, line.total)
-                require(all(time >= 0.0 for time in times), f"no stage takes less than no time: {times}")
+                require(all(time >= 0.0 for time in times), f"no stage takes negative time: {times}")
                 require(line.faults >= 1 or line.kind in PLANNED, "an incident has a fault, or was planned")
                 require(line.steps_lost >= 0 and (line.faults > 0 or line.steps_lost == 0), "a plan loses no step")
                 self.closed.append(line)
@@ -346,7 +346,7 @@ class Invariants:
                 self.memory.stood()
             case WorkerGone():
                 self._gone_records[line.worker] += 1
-                require(self._gone_records[line.worker] == 1, f"{line.worker} is gone once")
+                require(self._gone_records[line.worker] == 1, f"the end of {line.worker} is recorded once")
 
     def _spent(self, now: Instant) -> None:
         self._faults_at = [at for at in self._faults_at if now - at < self._spec.window]
@@ -358,13 +358,13 @@ class Invariants:
             for node in machine.roster.usable_nodes():
                 enough = len(machine.roster.standbys(node.node)) >= self._spec.standbys
                 needed = not self.memory.refuted and node.failed_standbys < 3
-                require(enough or not needed, "standbys are topped up")
+                require(enough or not needed, "every usable node has all its standbys")
 
     def waited(self, machine: RestartableMachine, now: Instant) -> None:
         """Check that the machine has handled all passed deadlines. Raises `InvariantBroken`."""
         deadline = machine.next_deadline()
         late = deadline is not None and deadline <= now
-        require(not late, f"a deadline that has passed is dealt with: {machine.machine.state}")
+        require(not late, f"a deadline that has passed is handled: {machine.machine.state}")
 
     # --- actions of workers ------------------------------------------------------------------------------------
 
@@ -372,9 +372,8 @@ class Invariants:
         """Check that a worker acts in its own generation. Raises `InvariantBroken`."""
         sent = self._tables.get(worker.worker, Generation(0))
         fenced = worker.worker in self._fenced
-        require(
-            fenced or worker.generation == sent, f"{worker.worker} acts in generation {worker.generation} of {sent}"
-        )
+        acts = f"{worker.worker} acts in generation {worker.generation}, not {sent}"
+        require(fenced or worker.generation == sent, acts)
 
     def committed(self, worker: SimWorker, step: StepNo) -> None:
         """Check a committed step. Raises `InvariantBroken`, for example if all ranks had committed it already."""
@@ -384,14 +383,14 @@ class Invariants:
         require(step >= self._floor, f"step {step} was committed by all ranks and is run again by {worker.worker}")
         world = self._committed.setdefault(step, self.world)
         require(world == self.world, f"step {step} is committed by worlds of {world} and of {self.world}")
-        require(step <= self._newest, f"step {step} is committed, and step {self._newest} by nobody")
+        require(step <= self._newest, f"step {step} is committed before step {self._newest}")
         self._newest = max(self._newest, StepNo(step + 1))
         states = [self._workers[member.worker].state for member in self._members]
         self._floor = max(self._floor, min(states))
 
     def over(self, machine: Membership) -> None:
         """Check the end of the run. Raises `InvariantBroken` unless it is success, or one failure with its reason."""
-        require(self.end is not None, f"the job fell silent in {machine.state}, generation {machine.generation}")
-        require(isinstance(machine.state, Ended), "what has ended stays so")
+        require(self.end is not None, f"the job went silent in {machine.state}, generation {machine.generation}")
+        require(isinstance(machine.state, Ended), "a job that has ended stays ended")
         if self.end is not None and self.end.code == 0:
-            require(len(self.opened) == len(self.closed), "a job that went well has closed its incidents")
+            require(len(self.opened) == len(self.closed), "a job that ended well has closed its incidents")

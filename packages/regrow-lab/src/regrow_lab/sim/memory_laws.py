@@ -71,7 +71,7 @@ class MemoryLaws:
     def spawned(self, order: orders.SpawnWorker) -> None:
         """Check the start of a worker."""
         again = order.role is Role.RANK and self.stop_by is not None
-        self._require(not again, f"{order.worker} is started, of a job that was asked to stop")
+        self._require(not again, f"{order.worker} is started in a job that was asked to stop")
 
     def restarted(self, text: str, parts: Collection[str]) -> bool:
         """Check a restart of all workers; True if it is from the state in memory."""
@@ -93,7 +93,10 @@ class MemoryLaws:
             held = self.covered(parts)
             self._require(forms[0].step >= held, f"nodes have state@{held}, and state@{forms[0].step} is read")
         for form in restored:
-            self._require(form.restore is not None and form.restore.step == form.step, "a copy is of the step to begin")
+            self._require(
+                form.restore is not None and form.restore.step == form.step,
+                "a copy that is read is of the generation's first step",
+            )
 
     def stood(self) -> None:
         """Record that a generation has formed."""

@@ -81,9 +81,9 @@ class Alarm:
 
 
 class Downlink:
-    """Order of the messages to one agent: as on a stream, no message is repeated after a question sent later.
+    """Order of the messages to one agent: as on a stream, a message is never repeated after a later question.
 
-    The agent has answered that question without the repetition, and messages after a question do not wait for it.
+    The agent's answer to the question would not include the repetition. Later messages do not wait for the question.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def observe(worker: SimWorker, now: Instant) -> WorkerObservation:
 
 
 class Lookout:
-    """The watches of all nodes' agents.
+    """Watches workers without progress, for the agents of all nodes.
 
     Args:
         workers: all workers.

@@ -27,7 +27,7 @@ _PREFIX = "schedule:"
 _TIME_TO_SAVE_S = 5.0
 """With a shorter notice, not all work of a job may reach the disk."""
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
-"""Excuses: the code after the last step is not run again, and no code is if a node's time was used up."""
+"""Faults that excuse a missing end: code after the last step does not run again, nor any code of a node out of time."""
 _MENDED_THERE = {"kill after"}
 """Excuses that do not count if the script goes on after its loop."""
 
@@ -61,8 +61,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
             return msgspec.msgpack.decode(zlib.decompress(packed), type=cls)
         except (binascii.Error, zlib.error, msgspec.MsgspecError, ValueError) as error:
             raise UsageError(
-                f"{code[:40]!r} is no schedule of this version: {error}",
-                hint="copy all of what the failed test has printed, or give a number",
+                f"{code[:40]!r} is not a schedule of this version: {error}",
+                hint="copy the whole code that the failed test printed, or give a number",
             ) from error
 
     @property
@@ -95,16 +95,16 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
             if broken := self._broken(world, end):
                 raise InvariantBroken(broken)
         except Exception as error:
-            error.add_note(f"to see that run again: {self.command}")
+            error.add_note(f"to replay this run: {self.command}")
             raise
         return end
 
     def _broken(self, world: World, end: EndJob) -> str:
         """Describe a broken promise; empty: all are kept."""
         if end.code not in (0, 1, 75, UNPROVEN) or (end.code == UNPROVEN and "refuted" not in world.bad_moments):
-            return f"it ended with the code {end.code}"
+            return f"the job ended with code {end.code}"
         if end.code == 0 and world.laws.memory.doubtful:
-            return "newcomers had trained that were refuted, and it ended with 0"
+            return "refuted newcomers had trained, and the job ended with code 0"
         if end.code == RUN_AGAIN and "stop" in world.bad_moments and end.diagnosis.startswith("stopped"):
             return self._stopped(world)
         excused = _AFTER_THE_LOOP - (_MENDED_THERE if self.script.goes_on else set())
@@ -113,9 +113,9 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & excused:
             if end.code not in (0, UNPROVEN) or (end.diagnosis and end.code == 0):
                 return f"the job did not come to its last step: {end.diagnosis} (code {end.code})"
-            return "" if _finished(world, self.script) else "it ended, and not all ranks have done the last step"
+            return "" if _finished(world, self.script) else "the job ended before all ranks had done the last step"
         if end.code == 0 and self.script.with_session and not _finished(world, self.script):
-            return "it ended well, and not all ranks have done the last step"
+            return "the job ended well before all ranks had done the last step"
         return ""
 
     def _stopped(self, world: World) -> str:
@@ -123,7 +123,7 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         grace = min(request.grace for request in self.requests if request.what in ("stop", "signals"))
         calm = not self.injected and not self.script.fails and grace >= _TIME_TO_SAVE_S
         lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
-        return "it was asked to stop, and what it has done is not on disk" if lost else ""
+        return "the job was asked to stop, and its work is not on disk" if lost else ""
 
     def _leaves_in_order(self, world: World, end: EndJob) -> bool:
         """True if it ends because its nodes were drained, with all its work on disk, if there was time."""
@@ -139,8 +139,8 @@ def replay_lines(schedule: SimSchedule) -> Iterator[str]:
     yield f"the job: {_line(schedule.spec)}"
     yield f"its script: {_line(schedule.script)}"
     yield f"its network: {_line(schedule.weather)}"
-    yield from (f"goes wrong: {_line(fault)}" for fault in schedule.injected)
-    yield from (f"is asked: {_line(request)}" for request in schedule.requests)
+    yield from (f"fault: {_line(fault)}" for fault in schedule.injected)
+    yield from (f"request: {_line(request)}" for request in schedule.requests)
     world, last = schedule.world(), ""
     begin = world.now()
     try:

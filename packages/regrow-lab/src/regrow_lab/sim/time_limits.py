@@ -122,14 +122,14 @@ class TimeLimits:
                 del self._stuck[name]  # it belongs to the open incident
                 continue
             limit = unnoticed(self._spec, factor=self._factor(since), patience=self._patience) + self._travel
-            took = f"{name} stands still for {now - since:.1f} s, and nobody may for {limit:.1f} s"
-            self._complain(now - since <= limit, f"who hangs is noticed in time: {took}")
+            took = f"{name} makes no progress for {now - since:.1f} s, of {limit:.1f} s allowed"
+            self._complain(now - since <= limit, f"a worker that hangs is noticed in time: {took}")
         if self._since is None or now - self._since <= _AT_ONCE:
             return
         what, limit = self._limit(self._factor(self._since))
         self._complain(
             now - self._since <= limit,
-            f"{what} ends in time: {now - self._since:.1f} s, of {limit:.1f}",
+            f"{what} ends in time: {now - self._since:.1f} s, of {limit:.1f} s allowed",
         )
 
     def _limit(self, factor: float) -> tuple[str, Seconds]:

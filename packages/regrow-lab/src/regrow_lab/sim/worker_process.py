@@ -28,7 +28,7 @@ class SimProcess:
         self.generation = Generation(0)
         self.doing = Doing.BUILDING
         self.ready = False
-        """True if it has all inputs for the update of `state`, and all have voted so, or will."""
+        """True if it has all inputs for the update of `state`, and all ranks have voted for the update, or will."""
         self.hung = False
         self.stalled = False
         self.slow_until: Instant = float("-inf")

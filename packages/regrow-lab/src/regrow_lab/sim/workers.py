@@ -81,7 +81,7 @@ class SimWorker(SimProcess):
         self.later(self._around.jitter(self._around.script.build), "built")
 
     def built(self) -> None:
-        """The script has reached its first step; one without a session goes on to its end."""
+        """Called when the script has reached its first step; a script without a session runs to its end."""
         script = self._around.script
         if not script.with_session:
             self._enter(Doing.AFTER)
@@ -103,7 +103,7 @@ class SimWorker(SimProcess):
 
     def gives_up(self) -> None:
         """Fail, because no order arrived in time."""
-        error = ErrorReport("DeadlineExceeded", f"{self.worker} heard nothing", "DeadlineExceeded", self.doing)
+        error = ErrorReport("DeadlineExceeded", f"{self.worker} received nothing", "DeadlineExceeded", self.doing)
         self._around.say(self, facts.WorkerFailed(self.worker, error, self.state))
         self.end(1)
 
@@ -119,7 +119,7 @@ class SimWorker(SimProcess):
         self.group.enter(self)
 
     def formed(self) -> None:
-        """The groups have formed: receive the missing state."""
+        """Receive the missing state, as the groups have formed."""
         if self._form is None or self.doing is not Doing.FORMING:
             return
         if self._form.rank in self._form.holders:
@@ -169,7 +169,7 @@ class SimWorker(SimProcess):
         self._begin()
 
     def symptom(self) -> None:
-        """A collective failed: wait for a verdict."""
+        """Wait for the coordinator's verdict after a failed collective."""
         if self.doing in (Doing.REDUCING, Doing.VOTING, Doing.FORMING):
             self._fault(FaultKind.COLLECTIVE, ErrorReport("RuntimeError", "connection reset", "RuntimeError"))
 
@@ -242,7 +242,7 @@ class SimWorker(SimProcess):
             self.end(-9 if spec.how is not FaultHow.EXIT else 3)
 
     def computed(self) -> None:
-        """The gradients of this rank are computed."""
+        """Called when the gradients of this rank are computed."""
         if self._around.script.bug == (self.rank, self.state):
             self.raise_in_body(ErrorReport("ValueError", "a bad batch", "ValueError: a bad batch"))
             return
@@ -251,7 +251,7 @@ class SimWorker(SimProcess):
             self.group.arrive(self, self.state)
 
     def reduced(self, step: StepNo) -> None:
-        """The gradients of all ranks are summed."""
+        """Called when the gradients of all ranks are summed."""
         if self.doing is not Doing.REDUCING or self.group is None or step != self.state:
             return
         if not self.group.completes():
@@ -264,7 +264,7 @@ class SimWorker(SimProcess):
             self._update()
 
     def voted(self, step: StepNo) -> None:
-        """All ranks have the inputs of the update."""
+        """Called when all ranks have the inputs of the update."""
         if self.doing is Doing.VOTING and self.group is not None and step == self.state and self.group.completes():
             self._update()
 
@@ -273,7 +273,7 @@ class SimWorker(SimProcess):
         self.later(self._around.jitter(self._around.script.update), "updated")
 
     def updated(self) -> None:
-        """The step is committed."""
+        """Called when the update is done: commit the step."""
         now = self._around.now()
         commit = facts.WorkerCommitted(self.worker, self.generation, self.state, now, 0.5, {"loss": 1.0}, 4)
         self.state, self.ready = StepNo(self.state + 1), False

@@ -1,4 +1,4 @@
-"""A whole job in virtual time: the machine of production, and around it agents, workers and a network that are not."""
+"""A whole job in virtual time: production's state machine, among simulated agents, workers and a network."""
 
 import random
 from collections import defaultdict
@@ -130,7 +130,7 @@ class World:
         stop, happened = self._timeline.now + horizon, 0
         while self._coordinator.end is None and self._timeline.now < stop and self._timeline.step():
             happened += 1
-            require(happened <= most, f"the job ends before {most} things have happened")
+            require(happened <= most, f"the job ends within {most} events")
         self.laws.over(self.machine)
         if self._coordinator.end is None:
             raise InvariantBroken("the job has not ended")

@@ -75,12 +75,12 @@ class _Recoverable(_Behind):
         self._step: Step | None = None
         if self.session.world_size > 1 and not self.use_distributed:
             raise UsageError(
-                f"accelerate takes each of the {self.session.world_size} ranks for a training of its own",
-                hint="on processors alone, give Accelerator(cpu=True)",
+                f"Accelerate treats each of the {self.session.world_size} ranks as a separate training",
+                hint="on CPUs only, give Accelerator(cpu=True)",
             )
 
     def prepare(self, *given: Any, **options: Any) -> Any:
-        """As accelerate's; prepared objects are protected, with the state of optimizers and schedulers.
+        """Prepare as accelerate does, and protect the objects, with the state of optimizers and schedulers.
 
         Loaders are not bound to a rank until they are used: `steps` deals out the data of one; an iteration over
         another, in an evaluation, reads the share of the worker's present rank.
@@ -137,7 +137,7 @@ class _Recoverable(_Behind):
         if until is None:
             if epochs is None or not self._schedule.per_epoch:
                 raise UsageError(
-                    "the number of updates of this training is not known",
+                    "the number of updates is unknown",
                     hint="give until=, or epochs= and a loader over a data set with a length",
                 )
             until = epochs * self._schedule.per_epoch

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Trainer", "recoverable"]
 
 _REFUSED_CALLBACKS = {
-    "BaseFinetuning": "changes what trains in mid-training",
-    "GradientAccumulationScheduler": "changes how many batches an update has",
-    "StochasticWeightAveraging": "keeps weights of its own",
-    "Timer": "stops by a clock that each rank reads for itself",
-    "WeightAveraging": "keeps weights of its own",
+    "BaseFinetuning": "changes during the training which parameters train",
+    "GradientAccumulationScheduler": "changes the number of batches in an update",
+    "StochasticWeightAveraging": "keeps its own copy of the weights",
+    "Timer": "stops each rank by that rank's own clock",
+    "WeightAveraging": "keeps its own copy of the weights",
 }
 
 
@@ -121,7 +121,7 @@ def _refuse(trainer: Any, model: Any, ckpt_path: object) -> None:
                 refused[why] = (True, "a schedule, or a loop of its own")
     for name, (asked, instead) in refused.items():
         if asked:
-            raise UsageError(f"a Trainer of Lightning under regrow cannot have {name}", hint=f"use {instead}")
+            raise UsageError(f"a Lightning Trainer under regrow cannot have {name}", hint=f"use {instead}")
 
 
 def recoverable(trainer: Any) -> Any:

@@ -62,7 +62,8 @@ def _note_version(name: str) -> None:
     version = importlib.metadata.version(name)
     if version not in SEEN[name]:
         _log.warning(
-            "regrow's adapter was run on %s %s, and this is %s: it uses names that a version may change",
+            "regrow's adapter was tested with %s %s, and this is %s: the adapter uses private names, which any "
+            "version may change",
             name,
             " and ".join(SEEN[name]),
             version,
@@ -75,7 +76,7 @@ def _note_version(name: str) -> None:
 def set_place(*, rank: int, local_rank: int, world: int) -> bool:
     """Set accelerate's rank and world size; returns True if they have changed.
 
-    It stores the first values, and keeps a copy of them.
+    accelerate stores the first values, and keeps a copy of them.
     """
     state = framework("accelerate", extra="trainer").state
     place = {"process_index": rank, "local_process_index": local_rank, "num_processes": world}
@@ -136,7 +137,7 @@ def gathered_numbers(trainer: Any) -> dict[str, Any]:
 
 
 def put_gathered_numbers(trainer: Any, numbers: dict[str, Any]) -> None:
-    """The reverse of `gathered_numbers`."""
+    """Set figures that `gathered_numbers` returned."""
     if not numbers:
         return
     for mode, kept in numbers["metrics"].items():
@@ -277,7 +278,7 @@ def report_step_metrics(trainer: Any) -> None:
 def unnoted_sanity_check(trainer: Any) -> None:
     """Exclude the validation before the training, which newcomers skip, from the calls that they repeat.
 
-    Exclude the preparation of validations too: it runs in that one, or else as the training begins.
+    The preparation of validations is excluded too: it runs in that validation, or as the training begins.
     """
     check, prepare = trainer._run_sanity_check, trainer.fit_loop.epoch_loop.val_loop.setup_data
 
@@ -331,7 +332,7 @@ def fit_numbers(trainer: Any) -> dict[str, Any]:
 
 
 def put_fit_numbers(trainer: Any, numbers: dict[str, Any]) -> None:
-    """The reverse of `fit_numbers`."""
+    """Set the values that `fit_numbers` returned."""
     for name, each in _progress(trainer).items():
         each.load_state_dict(numbers["progress"][name])
     trainer.fit_loop.epoch_loop._batches_that_stepped = numbers["stepped"]

@@ -39,13 +39,13 @@ def refuse_engines(args: Any) -> None:
     """
     if getattr(args, "use_vllm", False):
         raise UsageError(
-            f"vLLM (vllm_mode={args.vllm_mode!r}) under regrow: a step that runs again after a fault would get other "
-            "completions from it than it had, and a replaced rank has no engine",
-            hint="set use_vllm=False, with which the trainer generates by the model that it trains",
+            f"vLLM (vllm_mode={args.vllm_mode!r}) does not work under regrow: a step that runs again after a fault "
+            f"would get different completions, and a replacement rank would have no engine",
+            hint="set use_vllm=False: the trainer then generates with the model that it trains",
         )
     if getattr(args, "use_transformers_continuous_batching", False):
         raise UsageError(
-            "use_transformers_continuous_batching under regrow: it samples in a thread of its own",
+            "use_transformers_continuous_batching does not work under regrow: it samples in a separate thread",
             hint="set it to False",
         )
 
@@ -91,7 +91,7 @@ def progress(trainer: Any) -> dict[str, Any]:
 
 
 def put_progress(trainer: Any, received: dict[str, Any]) -> None:
-    """The reverse of `progress`; clears what an abandoned body has left."""
+    """Set the values that `progress` returned; clears what an abandoned body has left."""
     trainer._step = received["step"]
     for name, value in received["counters"].items():
         setattr(trainer, name, value)
@@ -115,7 +115,7 @@ def logged(trainer: Any) -> dict[str, Any]:
 
 
 def put_logged(trainer: Any, received: dict[str, Any]) -> None:
-    """The reverse of `logged`."""
+    """Set the completions that `logged` returned."""
     logs = trainer._logs
     for part in _LISTS:
         logs[part].clear()
@@ -142,7 +142,7 @@ class Judge:
         self._first, self._built = self._attributes(), self._containers()
         self._entered: dict[tuple[str, int], dict[str, object]] = {}
         self._stood: set[tuple[str, int]] = set()
-        """Those of `_entered` that no rehearsal entered."""
+        """Entries of `_entered` that were not made by a rehearsal."""
         self._reported = False
 
     @classmethod
@@ -159,7 +159,7 @@ class Judge:
         )
 
     def put(self, received: dict[str, Any]) -> None:
-        """The reverse of `state`."""
+        """Set the values that `state` returned."""
         if self._says:
             self._reward.load_state_dict(received)
             return
@@ -207,7 +207,9 @@ class Judge:
 
     def _lost(self, left: Iterable[str], stays: Iterable[str], key: tuple[str, int]) -> str:
         names = ", ".join(sorted(stays if key in self._stood else left))
-        return names and f"the reward {self._name} goes on after a fault with another {names}: give it a state_dict"
+        return (
+            names and f"the reward {self._name} continues after a fault with a different {names}: give it a state_dict"
+        )
 
     @property
     def _name(self) -> str:
@@ -230,13 +232,13 @@ class Judge:
 
 def _tell_containers(reward: str, names: set[str], *, follows: bool) -> None:
     _log.warning(
-        "the reward %s changes %s, and what is no number and no text is %s: give it a state_dict to carry it",
+        "the reward %s changes %s; values other than numbers and strings are %s: give it a state_dict to carry them",
         reward,
         ", ".join(sorted(names)),
-        "put back with a step that runs again, but not sent to a replaced rank"
+        "restored when a step runs again, but not sent to a replacement rank"
         if follows
-        else "neither put back with a step that runs again nor told to a replaced rank, as not all that the reward has "
-        "are at most 1,000 plain values each",
+        else "neither restored when a step runs again nor sent to a replacement rank, because some attribute of the "
+        "reward holds more than 1,000 values or one that is not plain",
     )
 
 
@@ -253,7 +255,7 @@ def following(trainer: Any) -> Any:
 
 
 def _follow(model: torch.nn.Module, reference: torch.nn.Module, alpha: float) -> None:
-    """As TRL's, without `.data`, whose writes cannot be detected."""
+    """Update the reference as TRL does, but without `.data`, whose writes cannot be detected."""
     with torch.no_grad():
         for followed, parameter in zip(reference.parameters(), model.parameters(), strict=True):
             followed.mul_(1.0 - alpha).add_(parameter, alpha=alpha)

@@ -42,16 +42,16 @@ _log = logging.getLogger("regrow")
 
 _INSTEAD = {
     "wait_rank": "returns at once: a standby has no rank to wait for, and asks session.rank when it is needed",
-    "HPWrapper": "runs the function once; its steps go through faults where they are session.steps (docs/adopt.md)",
-    "CudaHealthCheck": "does nothing: regrow run examines machines, by --health-check and what it has built in",
+    "HPWrapper": "runs the function once; its steps survive faults if they come from session.steps (docs/adopt.md)",
+    "CudaHealthCheck": "does nothing: regrow run checks machines, with --health-check and its built-in checks",
     "HPAgentK8sAPIFactory": "does nothing: regrow's own agent reports faults to workers",
     "CheckpointManager": "saves nothing: state comes from peers; on disk by regrow run --checkpoint-dir",
-    "PEFTCheckpointManager": "saves nothing: state comes from peers; frozen weights are kept once, by themselves",
-    "CheckpointlessAbortManager": "aborts nothing: regrow gives up a fault's collectives by itself",
-    "CheckpointlessFinalizeCleanup": "cleans up nothing: regrow takes a fault's process groups down by itself",
-    "MMAPDataModule": "is regrow's CachedDataModule: batches are made once a node, and mapped by its ranks",
+    "PEFTCheckpointManager": "saves nothing: state comes from peers; frozen weights are kept once, separately",
+    "CheckpointlessAbortManager": "aborts nothing: regrow itself aborts the collectives of a fault",
+    "CheckpointlessFinalizeCleanup": "cleans up nothing: regrow itself destroys the process groups of a fault",
+    "MMAPDataModule": "is regrow's CachedDataModule: batches are made once per node, and mapped by its ranks",
     "CacheResumeMMAPConfig": "has no effect: its cache_dir is `regrow run --data-cache DIR` here, its lengths are "
-    "--data-cache-bytes, and any step is reached without a state",
+    "--data-cache-bytes, and a resume at any step needs no state of the loader",
     "elastic_event_detected": "is always False: a job changes its size without saving and starting again; "
     "session.on_scale(hook) reports it",
 }
@@ -159,8 +159,8 @@ class HPWrapper:
             if value is not None and not isinstance(value, _Inert):
                 _refuse(
                     f"HPWrapper({name}=...) with code of your own",
-                    "what must be right again after a fault is given to session.protect; "
-                    "examinations to regrow run --health-check",
+                    "give state that must survive a fault to session.protect, and health checks to regrow run "
+                    "--health-check",
                 )
         _note("HPWrapper")
 
@@ -259,7 +259,7 @@ def elastic_event_detected(sig: object = None) -> bool:
 class _Absent:
     """A class that cannot be constructed."""
 
-    _cure = "write the loop as session.steps over an FSDP2 or HSDP model (docs/adopt.md), or train by a recipe"
+    _cure = "write the loop as session.steps over an FSDP2 or HSDP model (docs/adopt.md), or train with a recipe"
 
     def __init__(self, *args: object, **fields: object) -> None:
         _refuse(type(self).__name__, self._cure)
@@ -269,15 +269,15 @@ class CheckpointlessMegatronStrategy(_Absent):
     """NeMo's strategy with a second copy of the optimizer's state; raises `UsageError`."""
 
     _cure = (
-        "NeMo is not run by regrow: FSDP2's replicas (HSDP) hold the state twice, or `regrow run --buddy-every K` "
-        "copies it; regrow recipes from-hyperpod converts their recipe"
+        "regrow does not run NeMo: replicas of FSDP2 (HSDP) hold the state twice, or `regrow run --buddy-every K` "
+        "copies it; regrow recipes from-hyperpod converts HyperPod's recipe"
     )
 
 
 class CheckpointlessCallback(_Absent):
     """NeMo's callback; raises `UsageError`."""
 
-    _cure = "leave it out: regrow_recipes.adapters.lightning, or session.steps, sees to what it does"
+    _cure = "leave it out: regrow_recipes.adapters.lightning, or session.steps, does its work"
 
 
 class CheckpointlessCompatibleConnector(_Absent):

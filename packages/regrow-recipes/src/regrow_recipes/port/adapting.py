@@ -173,7 +173,7 @@ def _named(body: list[ast.stmt], name: str) -> int:
 
 
 def _counted(body: list[ast.stmt], name: str) -> list[ast.expr]:
-    """The batch's number where an update depends on it by a variable, `if step % n == 0`, in which n is mostly 1."""
+    """Uses of the batch's number in a condition of an update, `if step % n == 0`, where n is a variable, mostly 1."""
     tests = [
         node.test
         for each in body

@@ -36,7 +36,7 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
             yield Habit(line, "DDP(static_graph=True) cannot run a step again: leave it out")
         if name == "ZeroRedundancyOptimizer":
             yield Habit(
-                line, "ZeroRedundancyOptimizer keeps a part of the state on each rank alone: use FSDP2, or AdamW"
+                line, "ZeroRedundancyOptimizer keeps each part of the state on one rank only: use FSDP2, or AdamW"
             )
         if name in first_form:
             yield Habit(line, f"{FIRST_FORM} is refused: shard by its second form, fully_shard", stops=True)
@@ -46,12 +46,14 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
             what = (
                 f"{name} starts the ranks, which regrow run does: call {ast.unparse(node.args[0])} in its place, with "
             )
-            yield Habit(line, f"{what}int(os.environ['LOCAL_RANK']) as the number that it is given", stops=True)
+            yield Habit(line, f"{what}int(os.environ['LOCAL_RANK']) as its first argument", stops=True)
         if name == "powerSGD_hook":
-            yield Habit(line, "PowerSGD keeps a state that every step changes, which could not be undone: leave it out")
+            yield Habit(line, "PowerSGD keeps a state that every step changes and regrow cannot undo: leave it out")
         if name in ("islice", "zip_longest"):
             yield Habit(
-                line, f"{name} must not count what regrow gives: session.epochs(..., length=n) makes epochs shorter"
+                line,
+                f"{name} must not limit the batches that regrow gives: session.epochs(..., length=n) makes epochs "
+                f"shorter",
             )
     for node in own(tree):
         yield from _rank_at_top(node)
@@ -61,15 +63,15 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
 
 
 def _rank_at_top(node: ast.AST) -> Iterator[Habit]:
-    """A global variable that keeps the rank."""
+    """Find a variable of the script or a function that keeps the rank."""
     if not isinstance(node, ast.Assign):
         return
     values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
     if any(_RANK.fullmatch(ast.unparse(each)) for each in values):
         yield Habit(
             node.lineno,
-            f"`{ast.unparse(node.targets[0])}` keeps the rank of the start: it works, but standbys are then built "
-            "when they are needed; session.is_main, asked in place, has them ready",
+            f"`{ast.unparse(node.targets[0])}` keeps the rank of the start: this works, but standbys are then built "
+            f"only when they are needed; with session.is_main, read where it is used, they are ready in advance",
         )
 
 
@@ -87,19 +89,19 @@ def _in_loop(script: ScriptText) -> Iterator[Habit]:
     elif not _loader(loop):
         yield Habit(
             loop.lineno,
-            "its batches come from no loader: write `for step in session.steps(batch_of, until=...)`, where "
+            "its batches do not come from a loader: write `for step in session.steps(batch_of, until=...)`, where "
             "batch_of(step) gives the batch of a step",
             stops=True,
         )
     for node in ast.walk(loop):
         if isinstance(node, ast.If) and "%" in ast.unparse(node.test) and any(map(is_update, ast.walk(node))):
             gathering = (
-                f"where `{ast.unparse(node.test)}` leaves a batch without an update, as it does for a divisor above 1, "
-                "give Accelerator(gradient_accumulation_steps=n), and go through `for batch in "
+                f"if `{ast.unparse(node.test)}` skips the update of some batches (a divisor above 1 does), give "
+                f"Accelerator(gradient_accumulation_steps=n), and loop with `for batch in "
                 "accelerator.batches(micros)` in the step: docs/adopt.md"
                 if script.framework == "accelerate"
                 else "gradients are accumulated over several batches: a step is one update, so give microbatches=, "
-                "and go through `for micro in step.microbatches` in it"
+                "and loop with `for micro in step.microbatches` in it"
             )
             yield Habit(node.lineno, gathering, stops=True)
     updates = [node.lineno for node in ast.walk(loop) if isinstance(node, ast.Call) and is_update(node)]
@@ -110,14 +112,15 @@ def _in_loop(script: ScriptText) -> Iterator[Habit]:
                 node.lineno, f"{what}session.epochs(..., length=n) makes epochs shorter, until= trainings", stops=True
             )
         elif isinstance(node, ast.Break):
-            what = "it may be left in the middle of an epoch: session.epochs(..., length=n) makes epochs shorter"
+            what = "`break` may end an epoch before its end: session.epochs(..., length=n) makes epochs shorter"
             yield Habit(loop.lineno, what)
     yield from _around(script)
     yield from _behind_update(loop)
     yield from _written_by_one(script)
     if training.epochs is None and training.inside is not script.tree and not isinstance(loop, ast.While):
         yield Habit(
-            loop.lineno, "no loop of epochs was found around it: `until=` must be the steps of the whole training"
+            loop.lineno,
+            "no loop of epochs was found around it: `until=` must be the number of steps of the whole training",
         )
 
 
@@ -142,15 +145,14 @@ def _around(script: ScriptText) -> Iterator[Habit]:
     epochs = script.training.epochs if script.training is not None else None
     arguments = epochs.iter.args if epochs is not None and isinstance(epochs.iter, ast.Call) else []
     if epochs is not None and len(arguments) > 1 and not isinstance(arguments[0], ast.Constant):
-        what = (
-            f"`{ast.unparse(arguments[0])}`: regrow goes on by itself with the right epoch (--resume), from the first"
-        )
-        yield Habit(epochs.lineno, f"{what}; leave out what loads a checkpoint to go on")
+        what = f"`{ast.unparse(arguments[0])}`: start at the first epoch; --resume continues at the right one"
+        yield Habit(epochs.lineno, f"{what}; leave out the code that loads a checkpoint to continue")
     for function in (node for node in ast.walk(script.tree) if isinstance(node, ast.FunctionDef)):
         for node in own(function):
             if isinstance(node, ast.Expr) and called(node.value) == "init_process_group" and node not in function.body:
                 yield Habit(
-                    node.lineno, "regrow.init() in its place is to be called in any case: take it out of the branch"
+                    node.lineno,
+                    "regrow.init(), which replaces it, must be called in any case: move it out of the branch",
                 )
 
 
@@ -162,8 +164,8 @@ def _written_by_one(script: ScriptText) -> Iterator[Habit]:
             if saves:
                 yield Habit(
                     node.lineno,
-                    "a file that one rank writes after an epoch is missing if that rank dies just then: docs/epochs.md "
-                    "has the function that all ranks wait for",
+                    "a file that one rank writes after an epoch is missing if that rank dies just then: "
+                    "docs/epochs.md shows a function that all ranks wait for",
                 )
 
 

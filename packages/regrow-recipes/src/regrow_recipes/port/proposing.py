@@ -107,12 +107,10 @@ def _verdict(script: ScriptText, name: str) -> Proposal:
             return Proposal(1, 1, [*says, _FABRIC])
         return _framework(script, name, says)
     if script.training is None and updates_somewhere(script.tree):
-        by_hand = "its optimizer steps in no loop that could be seen (a method of a class?): docs/epochs.md, by hand"
+        by_hand = "found no loop with an optimizer step (is it in a method of a class?): see docs/epochs.md, by hand"
         return Proposal(1, 1, [f"{name}: {by_hand}", _today(name)])
     if script.training is None:
-        return Proposal(
-            0, 0, [f"{name} trains nothing that can be seen: no optimizer steps in a loop, no trainer is used"]
-        )
+        return Proposal(0, 0, [f"{name}: no training was found, neither a loop with an optimizer step nor a trainer"])
     return _own_loop(script, name)
 
 
@@ -129,7 +127,7 @@ def _framework(script: ScriptText, name: str, says: list[str]) -> Proposal:
         says.append(f"import its classes by name, from regrow_recipes.adapters.{script.framework}: docs/adopt.md")
         return Proposal(1, 1, says)
     heads = " and the heads of its two loops" if script.framework == "accelerate" else ""
-    says.append(f"what it imports changes{heads}")
+    says.append(f"its imports change{heads}")
     for kind in untried(script):
         says.append(f"{kind} is made recoverable as a subclass of a known trainer, which regrow try has to confirm")
     return Proposal(1, 3, says, text=text)
@@ -147,10 +145,10 @@ def _own_loop(script: ScriptText, name: str) -> Proposal:
         says.append("tier 3, recovery, needs a loop of steps, which has to be written by hand:")
         return Proposal(1, 1, says)
     if not training.protected:
-        says.append("which variables hold the model and its optimizer could not be seen: session.protect(...) by hand")
+        says.append("the variables of the model and its optimizer were not found: call session.protect(...) by hand")
         return Proposal(1, 1, says)
     if training.call is not None and not _passes_epoch(script):
-        says.append(f"{where}() has to be given the epoch, so that it can go through its steps: for step in epoch")
+        says.append(f"pass the epoch to {where}(), so that it can loop over its steps: for step in epoch")
         return Proposal(1, 1, says)
     text = looped(script, training)
     try:
@@ -180,4 +178,4 @@ def _parallel(script: ScriptText) -> str:
     own = sorted({name for node in ast.walk(script.tree) if (name := called(node)) in _REDUCING})
     if own:
         return f"parallel by collectives of its own ({', '.join(own)})"
-    return "on one process, as far as this file shows: wrapped by DDP, others hold the model's state"
+    return "on one process, as far as this file shows: with DDP, other ranks would hold the model's state too"

@@ -106,7 +106,7 @@ class Encoder:
         """
         if not self._tokenizer.chat_template:
             raise DataError(
-                "the tokenizer has no chat template, so a conversation has no one form",
+                "the tokenizer has no chat template to turn a conversation into text",
                 hint="use the tokenizer of a model for chat (model.tokenizer), or records with prompt and completion",
             )
         self._roles.update(str(message["role"]) for message in messages)
@@ -115,8 +115,8 @@ class Encoder:
             self._knows_tools = tokens != self._rendered(messages, [], asks=False)
             if not self._knows_tools:
                 raise DataError(
-                    "its tools are not in what the chat template writes, so their calls would be learnt without them",
-                    hint="use a tokenizer whose template knows tools, or take `tools` out of the records",
+                    "the chat template leaves its tools out, so their calls would be learnt without them",
+                    hint="use a tokenizer whose template knows tools, or remove `tools` from the records",
                 )
         counted = [False] * len(tokens)
         for at, message in enumerate(messages):

@@ -116,8 +116,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 did = f"did you mean {near[0]}? " if near else ""
-                cause = f"lora.targets: adapters of {self.family} do not go to {name}"
-                raise UsageError(cause, hint=f"{did}they go to {', '.join(known)}")
+                cause = f"lora.targets: {self.family} models cannot have an adapter on {name}"
+                raise UsageError(cause, hint=f"{did}give one of {', '.join(known)}")
         return list(given)
 
     def adapter_parameters(self, targets: list[str], rank: int) -> int:
@@ -137,8 +137,8 @@ def model_facts(config: Config) -> ModelFacts:
         near = difflib.get_close_matches(family, list(_LAYERS), n=1)
         did = f"did you mean {near[0]}? " if near else ""
         raise UsageError(
-            f"models of the type {family or '(none is named)'} have no recipes",
-            hint=f"{did}there are {', '.join(_LAYERS)}; others train by a script of your own",
+            f"there are no recipes for models of the type {family or '(none is named)'}",
+            hint=f"{did}recipes train {', '.join(_LAYERS)}; train others with your own script",
         )
     try:
         layers = list(_LAYERS[family](config))

@@ -64,7 +64,7 @@ TAKEN: Final[dict[str, tuple[str, Convert]]] = {
     "trainer.val_check_interval": ("train.eval_every", _as_it_is),
     "model.config.recompute_granularity": ("parallel.recompute", bool),
 }
-"""HyperPod's key to regrow's, with the parser of its value."""
+"""By HyperPod's key: regrow's key, and the parser of the value."""
 
 TOGETHER: Final = (
     "run.name",
@@ -86,7 +86,7 @@ TOGETHER: Final = (
 """Patterns of keys that are read together with others."""
 
 NOT_NEEDED: Final[dict[str, str]] = {
-    "where and how it runs is not the recipe's: flags of regrow train, and docs/kubernetes.md": (
+    "the place and manner of a run are not in a recipe: see the flags of regrow train, and docs/kubernetes.md": (
         "version|instance_types|resources.*|pre_script|plugins.*|ddp.*|run.hf_access_token|run.time_limit"
     ),
     "regrow keeps records of its own: regrow story, plot, goodput": (
@@ -97,7 +97,7 @@ NOT_NEEDED: Final[dict[str, str]] = {
         "resume.*|*.load_checkpoint|*.resume_checkpoint_path|*.max_ckpt_*|*.save_steps|*.disable_ds_ckpt|"
         "*.override_training_dir|*.training_dir|*.force_rerun|strategy.ckpt_*"
     ),
-    "rows are prepared once a node and mapped; their order is the seed's": (
+    "rows are prepared once per node and mapped; the seed decides their order": (
         "mmap.*|dataset.*|*.save_intermediate_processing_steps|*.limit|*.train_data.name|*.val_data.name|*.data_dir|"
         "*.max_samples|trainer.use_distributed_sampler|trainer.reload_dataloaders_*"
     ),
@@ -108,26 +108,26 @@ NOT_NEEDED: Final[dict[str, str]] = {
         "*.generation_cfg.*|*.eval_steps|trainer.limit_*|trainer.num_sanity_val_steps|"
         "trainer.accumulate_grad_batches|trainer.accelerator"
     ),
-    "records are known by the first one, and the chat template is the tokenizer's": (
+    "the first record decides the format, and the tokenizer has the chat template": (
         "*.preprocessor_cfgs|*.apply_chat_template|*.chat_template_key|*.disable_fast_tokenizer"
     ),
     "the result is a folder with the hub's names, in output.dir": (
         "*.model_save_name|*.save_hf_ckpt|*.lora_checkpoint_file_path"
     ),
-    "the model is the one of its config.json; attention is sdpa": (
+    "the model is that of config.json; attention is sdpa": (
         "*.attn_implementation|*.gradient_checkpointing_use_reentrant|model.config.*"
     ),
     "weights and AdamW are in full precision": (
         "optim.config._target_|optim.config.bf16|optim.config.fp16|optim.config.use_distributed_optimizer|"
         "optim.lr_scheduler._target_|optim.lr_scheduler.constant_steps"
     ),
-    "it means nothing here": "*.peft_config.task_type|*.M|*.sampling_method|*.ring_head_stride|*.train_val_split_seed",
+    "it has no effect here": "*.peft_config.task_type|*.M|*.sampling_method|*.ring_head_stride|*.train_val_split_seed",
 }
 """Reasons why keys have no effect here, and patterns of such keys."""
 
 OTHERWISE: Final[dict[str, str]] = {
     "*.peft_config.target_modules": "adapters go to the attention's matrices, and to MLPs of models without experts",
-    "*.peft_config.target_parameters": "experts are no targets of adapters here",
+    "*.peft_config.target_parameters": "experts get no adapters here",
     "*.train_val_split_ratio": "nothing is split off the training data: give data.eval",
     "optim.lr_scheduler.min_lr": "cosine falls to a tenth of the highest learning rate",
     "optim.config.adam_eps": "it is 1e-8 here",
@@ -157,7 +157,7 @@ class Converted:
     """A recipe of regrow, and the fate of each HyperPod key.
 
     Attributes:
-        settings: section to key to value.
+        settings: values by section and key.
         method: the built-in method that it extends.
         flags: of `regrow train`.
         notes: sentences for the user: differences, and values to fill in.
@@ -216,18 +216,21 @@ def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 def _method(leaves: Mapping[str, Any]) -> str:
     if "run.model_type" not in leaves:
         raise UsageError(
-            "this is no recipe of HyperPod: it has no run.model_type", hint="give a file of their recipes_collection"
+            "this is not a recipe of HyperPod: it has no run.model_type",
+            hint="give a file of HyperPod's recipes_collection",
         )
     names = (_MODEL + "model_name_or_path", "run.name", "display_name", "log.name")
     name = " ".join(str(leaves.get(key)) for key in names).lower()
     if "llama-4" in name or "llama 4" in name:
-        raise UsageError("Llama 4 is no family of regrow's recipes", hint="Llama 3, Qwen, DeepSeek and GPT-OSS are")
+        raise UsageError("regrow's recipes do not train Llama 4", hint="they train Llama 3, Qwen, DeepSeek and GPT-OSS")
     kind = leaves.get(_ARGS + "trainer_type")
     adapted = _adapted(leaves)
     if kind == "dpo":
         return "dpo"
     if kind not in ("sft", None):
-        raise UsageError(f"trainer_type {kind!r} is no method of regrow's recipes", hint="sft and dpo are")
+        raise UsageError(
+            f"regrow's recipes have no method for trainer_type {kind!r}", hint="they have one for sft and for dpo"
+        )
     if adapted:
         return "lora"
     return "pretrain" if kind is None and "pretrain" in name.replace("-", "") else "full"
@@ -284,11 +287,11 @@ def _together(made: Converted, leaves: Mapping[str, Any]) -> None:
         settings.get("train", {}).pop("eval_every", None)
     settings.setdefault("output", {})["dir"] = f"out/{leaves.get('run.name') or 'model'}"
     if _is_lora_by_name(leaves):
-        made.notes.append("the method lora is from display_name: no key names what is trained")
+        made.notes.append("the method lora comes from display_name: no key names the trained weights")
     path = settings.setdefault("model", {}).setdefault("path", str(leaves.get("run.name") or ""))
-    made.notes.append(f"model.path is to be a folder: hf download {path} --local-dir ..., and write that")
+    made.notes.append(f"model.path must be a folder: run hf download {path} --local-dir DIR, and give DIR")
     if not settings.get("data", {}).get("train"):
-        made.notes.append("data.train is to be filled in: a list of files")
+        made.notes.append("fill in data.train: a list of files")
         settings.setdefault("data", {})["train"] = []
 
 

@@ -115,7 +115,8 @@ def plan_rollouts(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -
     planned, samples = plan(facts, whole, world), recipe.batch.samples
     if planned.rows != samples or planned.microbatches % world.ranks:
         raise UsageError(
-            f"batch.samples = {samples} completions are no whole forwards of {planned.micro} for {world.ranks} ranks",
+            f"batch.samples = {samples} completions do not divide into forwards of {planned.micro} on {world.ranks} "
+            f"ranks",
             hint="give a multiple of ranks times batch.micro",
         )
     if world.memory is not None and planned.memory.total > _ROOM * world.memory:
@@ -160,7 +161,7 @@ def _shard(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld, *, recom
         if world.ranks % pinned:
             raise UsageError(
                 f"parallel.shard = {pinned} does not divide {world.ranks} ranks",
-                hint="start a multiple of it, or leave it to the planner",
+                hint="start a multiple of it, or leave parallel.shard out",
             )
         return pinned
     for shard in (size for size in range(1, world.ranks + 1) if world.ranks % size == 0):
@@ -214,7 +215,12 @@ def recovery_costs(planned: RecipePlan) -> list[tuple[str, str]]:
     """Cost of readiness for faults, by flag: bytes of one copy of the state, and its place."""
     state, twice = in_bytes(planned.memory.state), in_bytes(2 * planned.memory.state)
     return [
-        ("replicas", "nothing: a lost rank is filled from another" if planned.replicas > 1 else "there is only one"),
+        (
+            "replicas",
+            "nothing: a lost rank gets its state from another replica"
+            if planned.replicas > 1
+            else "there is only one replica",
+        ),
         ("--standby 1", f"{state} of a device's memory"),
         ("--digest-every N", f"{state} of each device's memory"),
         ("--buddy-every K", f"{twice} of host memory for each rank"),
@@ -230,7 +236,7 @@ def in_bytes(number: float) -> str:
 def steps_of(recipe: TrainingRecipe, rows_there_are: int, rows_a_step: int) -> int:
     """Number of updates of the training. Raises `UsageError` if the data is too little for one update."""
     if rows_there_are < 1:
-        raise UsageError("there is no row to train on", hint="look at `regrow recipes check`, and at data.length")
+        raise UsageError("there is no row to train on", hint="see `regrow recipes check`, and data.length")
     if recipe.train.steps:
         return recipe.train.steps
     return max(1, round(recipe.train.epochs * rows_there_are / rows_a_step))

@@ -69,7 +69,7 @@ def data_files(patterns: Sequence[str], key: str = "data.train") -> list[str]:
     for pattern in patterns:
         here = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
         if not here:
-            raise UsageError(f"{key}: there is no file {pattern}", hint=f"looked from {Path.cwd()}")
+            raise UsageError(f"{key}: no file matches {pattern}", hint=f"looked from {Path.cwd()}")
         found += [str(Path(path).absolute()) for path in here]
     return found
 
@@ -126,7 +126,7 @@ def prepare(order: RowsOrder, tokenizer: ChatTokenizer, folder: Path) -> None:
             except DataError as error:
                 raise DataError(f"{place}: {error}") from error
     if not gathered.documents:
-        raise DataError(f"there is no record with anything to predict in the data{gathered.nothing_counts()}")
+        raise DataError(f"no record in the data has anything to predict{gathered.nothing_counts()}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
     try:

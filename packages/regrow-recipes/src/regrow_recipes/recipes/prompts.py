@@ -23,7 +23,7 @@ def prepared_prompts(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path
     except (DataError, TypeError) as error:
         raise UsageError(f"the data could not be prepared: {error}") from error
     if not lines:
-        raise UsageError("the data could not be prepared: there is no record in it")
+        raise UsageError("the data could not be prepared: it has no records")
     text = "\n".join(lines)
     path = cache_home() / "recipes" / f"prompts-{xxhash.xxh3_128_hexdigest(text.encode())}.jsonl"
     if not path.exists():
@@ -52,11 +52,12 @@ def _checked(recipe: TrainingRecipe, files: Sequence[str]) -> Iterator[Record]:
                 raise DataError(f"{place}: {error}") from error
             if not isinstance(record.get("prompt"), str | list) or not record["prompt"]:
                 raise DataError(
-                    f"{place}: its prompt is neither a text nor a list of messages; its keys: {', '.join(record)}"
+                    f"{place}: its prompt is neither a string nor a list of messages; its keys: {', '.join(record)}"
                 )
             keys = keys or set(record)
             if set(record) != keys:
                 raise DataError(
-                    f"{place}: its keys are {', '.join(sorted(record))}, the first record's {', '.join(sorted(keys))}"
+                    f"{place}: its keys are {', '.join(sorted(record))}, "
+                    f"those of the first record are {', '.join(sorted(keys))}"
                 )
             yield record

@@ -70,7 +70,7 @@ def override_table(overrides: Sequence[str]) -> Table:
         path, equals, text = word.partition("=")
         section, dot, key = path.partition(".")
         if not equals or not dot or not key:
-            raise UsageError(f"{word!r} sets nothing", hint="write section.key=value, for example optim.lr=2e-4")
+            raise UsageError(f"{word!r} is not a setting", hint="write section.key=value, for example optim.lr=2e-4")
         inner = table.setdefault(section, {})
         *above, last = key.split(".")
         for name in above:
@@ -98,7 +98,9 @@ def _load(path: Path) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="texts are in quotes, lists in [brackets]") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}", hint="strings are in quotes, lists in [brackets]"
+        ) from error
 
 
 def _with_base(path: Path, table: Table) -> Table:
@@ -107,14 +109,16 @@ def _with_base(path: Path, table: Table) -> Table:
     if base is None:
         return table
     if not isinstance(base, str):
-        raise UsageError(f"{path}: extends = {base!r} is no name", hint=f"give a file, or one of {', '.join(METHODS)}")
+        raise UsageError(
+            f"{path}: extends = {base!r} is not a name", hint=f"give a file, or one of {', '.join(METHODS)}"
+        )
     if base in METHODS:
         return _merged(tomllib.loads(method_text(base)), table)
     below = _load(path.parent / base)
     if "extends" in below and below["extends"] not in METHODS:
         raise UsageError(
             f"{path} extends {base}, which extends {below['extends']}",
-            hint="a recipe extends one file, and that a method",
+            hint="a recipe extends one file, and that file extends a method",
         )
     return _merged(_with_base(path.parent / base, below), table)
 
@@ -149,7 +153,7 @@ def _decoded(table: Table, values: Table) -> Iterator[str]:
         elif name not in SECTIONS:
             yield f"there is no table [{name}]: {_near(name, SECTIONS)}there are {', '.join(SECTIONS)}"
         elif not isinstance(given, dict):
-            yield f"{name} = {_shown(given)}: it is a table, so write [{name}] and its keys below"
+            yield f"{name} = {_shown(given)}: it must be a table, so write [{name}] and its keys below"
         else:
             fields: Table = {}
             yield from _decoded_section(name, SECTIONS[name], given, fields)
@@ -202,16 +206,16 @@ def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
         yield "data.length = 1: a row needs a token to predict; give 2 or more"
     yield from _one_of("batch", tokens=batch.tokens, samples=batch.samples)
     if batch.tokens and batch.tokens < data.length:
-        yield f"batch.tokens = {batch.tokens} is less than a row, of data.length = {data.length}: give more"
+        yield f"batch.tokens = {batch.tokens} is less than one row (data.length = {data.length}): give more"
     yield from _one_of("train", epochs=train.epochs, steps=train.steps)
     if train.eval_every and not data.eval:
-        yield "train.eval_every is given, but nothing to evaluate on: give data.eval, a list of files"
+        yield "train.eval_every is given, but no data to evaluate on: give data.eval, a list of files"
     if recipe.output.merge and not recipe.adapts:
         yield f"output.merge = true: {recipe.method} trains all weights, there is no adapter to merge; leave it out"
     if recipe.elastic.replicas:
         least, most = (int(word) for word in recipe.elastic.replicas.split(":"))
         if not 1 <= least <= most:
-            yield f'elastic.replicas = "{recipe.elastic.replicas}" is no range: give MIN:MAX from 1 on, such as "1:8"'
+            yield f'elastic.replicas = "{recipe.elastic.replicas}" is not a range: give MIN:MAX such as "1:8"'
 
 
 def _of_rewards(recipe: TrainingRecipe) -> Iterator[str]:
@@ -232,11 +236,11 @@ def _of_rewards(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.data.length <= grpo.completion:
         yield f"data.length = {recipe.data.length}: no room beside grpo.completion = {grpo.completion}; give more"
     if recipe.elastic.replicas or recipe.elastic.invariant:
-        yield "elastic: groups of completions are made for the ranks of the start, so their number stays; leave it out"
+        yield "elastic: groups of completions fix the number of ranks; leave it out"
     if recipe.output.every:
         yield "output.every: grpo writes its result after the last step; leave it out"
     if recipe.parallel.shard not in ("auto", 1):
-        yield f"parallel.shard = {recipe.parallel.shard}: each rank generates by a whole model; leave it out"
+        yield f"parallel.shard = {recipe.parallel.shard}: each rank generates with the whole model; leave it out"
 
 
 def _one_of(section: str, **pair: float) -> Iterator[str]:
@@ -273,9 +277,9 @@ _SINGULAR: Final[dict[Any, str]] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    str: "a text in quotes",
+    str: "a string in quotes",
 }
-_PLURAL: Final[dict[Any, str]] = {str: "texts in quotes", int: "whole numbers", float: "numbers"}
+_PLURAL: Final[dict[Any, str]] = {str: "strings in quotes", int: "whole numbers", float: "numbers"}
 
 
 def _range(meta: msgspec.Meta) -> str:

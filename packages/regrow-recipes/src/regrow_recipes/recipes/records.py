@@ -18,8 +18,8 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 def records(path: str) -> Iterator[tuple[str, Record]]:
     """The records of a file, each with its place. Raises `DataError`.
 
-    `.parquet`; `.txt`, one record; `.csv` and `.tsv`, whose first line names the columns; `.json` with a list of
-    objects; anything else is JSON Lines. All but Parquet may be compressed (`.gz`).
+    Formats: `.parquet`; `.txt`, one record; `.csv` and `.tsv`, whose first line names the columns; `.json` with a list
+    of objects; anything else is JSON Lines. All but Parquet may be compressed (`.gz`).
     """
     name = path.removesuffix(".gz")
     suffix = Path(name).suffix.lower()
@@ -58,9 +58,11 @@ def _record(place: str, line: str) -> tuple[str, Record]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{place} is no JSON: {error}", hint="one record a line") from error
+        raise DataError(f"{place} is not valid JSON: {error}", hint="write one record per line") from error
     if not isinstance(record, dict):
-        raise DataError(f"{place} is no object with keys", hint="one record a line; a list of records is a .json file")
+        raise DataError(
+            f"{place} is not an object with keys", hint="write one record per line; a list of records is a .json file"
+        )
     return place, record
 
 
@@ -73,10 +75,10 @@ def _list(path: str, lines: IO[str]) -> Iterator[tuple[str, Record]]:
     try:
         found: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is no JSON: {error}") from error
+        raise DataError(f"{path} is not valid JSON: {error}") from error
     for number, record in enumerate(found, start=1):
         if not isinstance(record, dict):
-            raise DataError(f"{path}, record {number} is no object with keys: {record!r:.60}")
+            raise DataError(f"{path}, record {number} is not an object with keys: {record!r:.60}")
         yield f"{path}, record {number}", record
 
 
@@ -87,7 +89,7 @@ def _table(path: str, lines: IO[str], separator: str) -> Iterator[tuple[str, Rec
         for row in rows:
             place = f"{path}, line {rows.line_num}"
             if None in row or None in row.values():
-                raise DataError(f"{place} has not as many fields as the first line, which names them")
+                raise DataError(f"{place} does not have as many fields as the first line, which names them")
             yield place, row
     except csv.Error as error:
         raise DataError(f"{path}, line {rows.line_num}: {error}") from error

@@ -121,7 +121,7 @@ def account(resolved: Resolved) -> Iterator[str]:
             f"them count; {about.rows:,} rows of {recipe.data.length}, {full:.0f}% full"
         )
     if about.cut:
-        yield f"           {about.cut:,} records are longer than a row and lose their end: give a larger data.length"
+        yield f"           {about.cut:,} records are longer than a row and are cut off: give a larger data.length"
     if about.turns_left_out:
         yield f"           {about.turns_left_out:,} answers do not count: the chat template rewrites them later"
     yield (
@@ -130,7 +130,7 @@ def account(resolved: Resolved) -> Iterator[str]:
     )
     yield f"FLOPs      {short(run.flops_per_token)} a token, {short(run.flops_per_token * run.tokens_per_step)} a step"
     parallel = "DDP" if planned.shard == 1 else "FSDP2" if planned.replicas == 1 else "HSDP"
-    again = "activations once more in the backward" if planned.recompute else "activations kept"
+    again = "activations recomputed in the backward" if planned.recompute else "activations kept"
     yield f"world      {planned.replicas} replicas of {planned.shard} ranks ({parallel}), {again}"
     parts = planned.memory
     yield (
@@ -170,7 +170,7 @@ def _config_of(recipe: TrainingRecipe) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
-            f"{recipe.model.path} is no folder with a config.json",
+            f"{recipe.model.path} is not a folder with a config.json",
             hint="model.path is a local folder in Hugging Face's layout: hf download NAME --local-dir DIR",
         ) from None
     except (OSError, ValueError) as error:

@@ -90,12 +90,12 @@ def _said(command: Sequence[str], text: str, deadline: float) -> str:
             preexec_fn=_end_with_rank,
         )
     except subprocess.TimeoutExpired:
-        hint = "give it more, or fewer completions an update"
+        hint = "raise it, or lower the number of completions in an update"
         raise DataError(f"{command[0]} took longer than reward.deadline = {deadline:g} s", hint=hint) from None
     except OSError as error:
         raise DataError(f"reward.command: {command[0]} cannot be started: {error}") from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise DataError(f"{command[0]} ended with {done.returncode}: {last}")
     return done.stdout
 
@@ -112,9 +112,13 @@ def _numbers(text: str, expected: int, name: str) -> list[float | None]:
         found = [json.loads(line) for line in text.splitlines() if line.strip()]
         numbers = [None if value is None else float(value) for value in found]
     except (TypeError, ValueError) as error:
-        raise DataError(f"{name} printed something that is no number: {error}", hint="print a number a line") from error
+        raise DataError(
+            f"{name} printed something that is not a number: {error}", hint="print one number per line"
+        ) from error
     if len(numbers) != expected:
-        raise DataError(f"{name} printed {len(numbers)} numbers for {expected} completions", hint="print one for each")
+        raise DataError(
+            f"{name} printed {len(numbers)} numbers for {expected} completions", hint="print one number for each"
+        )
     return numbers
 
 

@@ -31,22 +31,22 @@ class DataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     train: Annotated[list[str], Meta(description="files or patterns: .jsonl, .json, .csv, .parquet, .txt")] = []
     eval: Annotated[list[str], Meta(description="files to evaluate on; none: no evaluation")] = []
-    format: Annotated[Format, Meta(description="what a record is; auto: by the first one")] = "auto"
+    format: Annotated[Format, Meta(description="format of the records; auto: that of the first one")] = "auto"
     columns: Annotated[
-        dict[str, str], Meta(description='names that the records have for keys of the format: prompt = "question"')
+        dict[str, str], Meta(description='names in the records for keys of the format: prompt = "question"')
     ] = {}
-    length: Annotated[Count, Meta(description="tokens of a row")] = 2048
-    pack: Annotated[bool, Meta(description="several documents a row; they do not see one another")] = True
+    length: Annotated[Count, Meta(description="tokens in a row")] = 2048
+    pack: Annotated[bool, Meta(description="several documents in a row, with attention within each only")] = True
 
 
 class BatchSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Batch of one update, in a world of any size."""
 
-    tokens: Annotated[Natural, Meta(description="tokens of a step, padding included; 0: samples counts")] = 0
-    samples: Annotated[Natural, Meta(description="rows of a step; 0: tokens counts")] = 0
+    tokens: Annotated[Natural, Meta(description="tokens in a step, padding included; 0: use samples")] = 0
+    samples: Annotated[Natural, Meta(description="rows in a step; 0: use tokens")] = 0
     micro: Annotated[
         Count | Literal["auto"],
-        Meta(description="rows of one forward; auto: what fits in --memory (not known: in 1 GB), at most 8"),
+        Meta(description="rows in a forward; auto: as many as fit in --memory (1 GB if unknown), at most 8"),
     ] = "auto"
 
 
@@ -55,30 +55,30 @@ class OptimSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lr: Annotated[Positive, Meta(description="highest learning rate")] = 1e-5
     schedule: Annotated[
-        Literal["cosine", "linear", "constant"], Meta(description="how it falls to a tenth, to 0, or stays")
+        Literal["cosine", "linear", "constant"], Meta(description="whether it falls to a tenth, falls to 0, or stays")
     ] = "cosine"
-    warmup: Annotated[Share, Meta(description="share of the steps in which it rises")] = 0.03
-    betas: Annotated[tuple[Share, Share], Meta(description="of AdamW")] = (0.9, 0.95)
-    weight_decay: Annotated[float, Meta(ge=0, description="of matrices; vectors have none")] = 0.0
-    clip: Annotated[float, Meta(ge=0, description="largest norm of the gradient; 0: any")] = 1.0
+    warmup: Annotated[Share, Meta(description="share of the steps in which lr rises")] = 0.03
+    betas: Annotated[tuple[Share, Share], Meta(description="AdamW's betas")] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0, description="of matrices only")] = 0.0
+    clip: Annotated[float, Meta(ge=0, description="largest norm of the gradient; 0: no limit")] = 1.0
 
 
 class TrainSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Length of the training, and the reports meanwhile."""
 
-    epochs: Annotated[float, Meta(ge=0, description="passes over the data; 0: steps counts")] = 0.0
-    steps: Annotated[Natural, Meta(description="updates; 0: epochs counts")] = 0
-    seed: Annotated[Natural, Meta(description="of all that is random")] = 0
-    log_every: Annotated[Count, Meta(description="steps from one line to the next")] = 10
-    eval_every: Annotated[Natural, Meta(description="steps from one evaluation to the next; 0: after the last")] = 0
+    epochs: Annotated[float, Meta(ge=0, description="passes over the data; 0: use steps")] = 0.0
+    steps: Annotated[Natural, Meta(description="updates; 0: use epochs")] = 0
+    seed: Annotated[Natural, Meta(description="seed of everything random")] = 0
+    log_every: Annotated[Count, Meta(description="steps between two printed lines")] = 10
+    eval_every: Annotated[Natural, Meta(description="steps between evaluations; 0: only after the last step")] = 0
 
 
 class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The adapter. Method lora; dpo and grpo unless they train all weights."""
 
-    rank: Annotated[Count, Meta(description="of each pair of matrices")] = 16
+    rank: Annotated[Count, Meta(description="rank of each pair of matrices")] = 16
     alpha: Annotated[Positive, Meta(description="the adapter's output is scaled by alpha / rank")] = 32.0
-    dropout: Annotated[Share, Meta(description="before the adapter")] = 0.05
+    dropout: Annotated[Share, Meta(description="dropout before the adapter")] = 0.05
     targets: Annotated[
         list[str] | Literal["auto"],
         Meta(description="names of modules; auto: attention, and MLPs of models without experts"),
@@ -88,32 +88,32 @@ class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Direct preference optimization."""
 
-    beta: Annotated[Positive, Meta(description="how strongly the reference holds")] = 0.1
+    beta: Annotated[Positive, Meta(description="weight of the KL term to the reference")] = 0.1
     weights: Annotated[
         Literal["adapter", "all"],
-        Meta(description="what trains; all: the model's outputs before it are computed once, before the first step"),
+        Meta(description="trained weights; all: the reference's outputs are computed once, before the first step"),
     ] = "adapter"
 
 
 class GrpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Group relative policy optimization, by TRL."""
 
-    generations: Annotated[int, Meta(ge=2, description="completions of a prompt, which are compared")] = 8
-    completion: Annotated[Count, Meta(description="most tokens of a completion")] = 256
+    generations: Annotated[int, Meta(ge=2, description="completions per prompt, which are compared")] = 8
+    completion: Annotated[Count, Meta(description="maximum tokens in a completion")] = 256
     iterations: Annotated[Count, Meta(description="updates on the same completions")] = 1
-    temperature: Annotated[Positive, Meta(description="of the sampling")] = 1.0
-    beta: Annotated[float, Meta(ge=0, description="how strongly the reference holds; 0: there is none")] = 0.0
-    weights: Annotated[Literal["adapter", "all"], Meta(description="what trains")] = "adapter"
+    temperature: Annotated[Positive, Meta(description="temperature of sampling")] = 1.0
+    beta: Annotated[float, Meta(ge=0, description="weight of the KL term to the reference; 0: none")] = 0.0
+    weights: Annotated[Literal["adapter", "all"], Meta(description="trained weights")] = "adapter"
 
 
 class RewardSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Judge of completions. Method grpo."""
 
     function: Annotated[
-        str, Meta(description='"module:function" or "FILE.py:function", called as TRL calls rewards; answers numbers')
+        str, Meta(description='"module:function" or "FILE.py:function", called like a TRL reward; returns numbers')
     ] = ""
     command: Annotated[
-        list[str], Meta(description="or a program: reads a JSON line a completion, prints a number for each")
+        list[str], Meta(description="or a program that reads a JSON line per completion and prints a number for each")
     ] = []
     deadline: Annotated[Positive, Meta(description="seconds that the command may take for a rank's completions")] = 60.0
 
@@ -122,13 +122,13 @@ class ParallelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pins for the planner's choices."""
 
     shard: Annotated[
-        Count | Literal["auto"], Meta(description="ranks that hold one copy together; 1: each has all (DDP)")
+        Count | Literal["auto"], Meta(description="ranks that share one copy of the model; 1: DDP, a copy on each")
     ] = "auto"
     precision: Annotated[
-        Literal["auto", "bf16", "fp32"], Meta(description="of the forward; auto: bf16 on GPUs, fp32 on processors")
+        Literal["auto", "bf16", "fp32"], Meta(description="of the forward; auto: bf16 on GPUs, fp32 on CPUs")
     ] = "auto"
     recompute: Annotated[
-        bool | Literal["auto"], Meta(description="activations once more in the backward; auto: from 1e9 parameters on")
+        bool | Literal["auto"], Meta(description="recompute activations in the backward; auto: from 1e9 parameters up")
     ] = "auto"
 
 
@@ -136,20 +136,20 @@ class ElasticSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A world that changes its size while it trains."""
 
     replicas: Annotated[
-        str, Meta(pattern=r"^(\d+:\d+)?$", description="MIN:MAX copies of the model; empty: those of the start")
+        str, Meta(pattern=r"^(\d+:\d+)?$", description="MIN:MAX copies of the model; empty: as many as at the start")
     ] = ""
     learning_rate: Annotated[
-        Literal["constant", "linear", "sqrt"], Meta(description="what becomes of it with more replicas")
+        Literal["constant", "linear", "sqrt"], Meta(description="how lr grows with the number of replicas")
     ] = "constant"
-    invariant: Annotated[bool, Meta(description="the same bits with any number of replicas")] = False
+    invariant: Annotated[bool, Meta(description="bitwise the same result with any number of replicas")] = False
 
 
 class OutputSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Place of the result."""
 
     dir: Annotated[str, Meta(description="folder; the model is in its folder `model`, an adapter in `adapter`")] = ""
-    every: Annotated[Natural, Meta(description="steps from one export to the next; 0: after the last")] = 0
-    merge: Annotated[bool, Meta(description="adapters: the whole model with the adapter in it, too")] = False
+    every: Annotated[Natural, Meta(description="steps between exports; 0: only after the last step")] = 0
+    merge: Annotated[bool, Meta(description="with an adapter: also write the model with the adapter merged in")] = False
 
 
 class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

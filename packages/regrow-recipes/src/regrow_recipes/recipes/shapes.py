@@ -57,7 +57,9 @@ def detect(record: Record) -> str:
         return "tokens"
     if "text" in keys:
         return "text"
-    raise DataError(f"a record has the keys {', '.join(sorted(map(str, record)))}, and none of the formats", hint=_HINT)
+    raise DataError(
+        f"a record with the keys {', '.join(sorted(map(str, record)))} fits none of the formats", hint=_HINT
+    )
 
 
 def renamed(record: Record, columns: Mapping[str, str]) -> Record:
@@ -109,7 +111,7 @@ def text(record: Record, key: str) -> str:
     """The text under a key. Raises `DataError`."""
     value = _value(record, key)
     if not isinstance(value, str):
-        raise DataError(f"its {key} is no text: {value!r:.60}")
+        raise DataError(f"its {key} is not a string: {value!r:.60}")
     return value
 
 
@@ -121,7 +123,7 @@ def messages(record: Record, key: str) -> list[Message]:
         or isinstance(value, str)
         or not all(isinstance(each, Mapping) and "role" in each for each in value)
     ):
-        raise DataError(f"its {key} is no list of messages with role and content: {value!r:.60}")
+        raise DataError(f"its {key} is not a list of messages with role and content: {value!r:.60}")
     return [_message(each, at) for at, each in enumerate(value, start=1)]
 
 
@@ -157,7 +159,7 @@ def _content(given: Mapping[str, Any], message: Message, at: int) -> str:
         return content
     if content is None:
         if "content" not in given and not message.get("tool_calls"):
-            raise DataError(f"message {at} has no content: it is no message with role and content")
+            raise DataError(f"message {at} has no content; a message has role and content")
         if message["role"] == "assistant" and not message.get("tool_calls") and counts(message):
             raise DataError(
                 f"message {at} is an answer whose content is null, so an empty answer would be learnt",
@@ -171,7 +173,7 @@ def _content(given: Mapping[str, Any], message: Message, at: int) -> str:
                 f"message {at} has parts of the kind {', '.join(kinds)}", hint="recipes train on text alone"
             )
         return "".join(str(part.get("text") or "") for part in content)
-    raise DataError(f"the content of message {at} is no text: {content!r:.60}")
+    raise DataError(f"the content of message {at} is not a string: {content!r:.60}")
 
 
 def _call(call: Any) -> Any:
@@ -196,9 +198,9 @@ def _tools(record: Record) -> list[Any]:
         try:
             tools = json.loads(tools) if tools.strip() else []
         except json.JSONDecodeError as error:
-            raise DataError(f"its tools are no JSON: {error}") from error
+            raise DataError(f"its tools are not valid JSON: {error}") from error
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise DataError(f"its tools are no list of objects: {tools!r:.60}")
+        raise DataError(f"its tools are not a list of objects: {tools!r:.60}")
     return [dict(tool) for tool in tools]
 
 
@@ -210,14 +212,16 @@ def _shared(record: Record) -> list[Message]:
         or isinstance(turns, str)
         or not all(isinstance(turn, Mapping) for turn in turns)
     ):
-        raise DataError(f"its {key} is no list of turns with from and value: {turns!r:.60}")
+        raise DataError(f"its {key} is not a list of turns with from and value: {turns!r:.60}")
     found: list[Message] = []
     if isinstance(record.get("system"), str) and record["system"]:
         found.append({"role": "system", "content": record["system"]})
     for at, turn in enumerate(turns, start=1):
         role = turn.get("from", turn.get("role"))
         if not isinstance(role, str) or not {"value", "content"} & turn.keys():
-            raise DataError(f"turn {at} of its {key} has not from and value, nor role and content: {dict(turn)!r:.60}")
+            raise DataError(
+                f"turn {at} of its {key} has neither from and value nor role and content: {dict(turn)!r:.60}"
+            )
         rest = {name: value for name, value in turn.items() if name not in ("from", "value", "role", "content")}
         content = turn["value"] if "value" in turn else turn["content"]
         found.append(_message({**rest, "role": _ROLES.get(role, role), "content": content}, at))
@@ -229,7 +233,7 @@ def _instruction(record: Record, *, chats: bool) -> Record:
     instruction, output = text(record, asked), text(record, answered)
     more = record.get("input") or ""
     if not isinstance(more, str):
-        raise DataError(f"its input is no text: {more!r:.60}")
+        raise DataError(f"its input is not a string: {more!r:.60}")
     if chats:
         system = record.get("system") or ""
         first = [{"role": "system", "content": system}] if system else []
@@ -274,5 +278,5 @@ def _tokens(record: Record) -> Record:
 def _whole_numbers(record: Record, key: str) -> list[int]:
     value = _value(record, key)
     if not isinstance(value, Sequence) or not all(type(each) is int for each in value):
-        raise DataError(f"its {key} is no list of whole numbers: {value!r:.60}")
+        raise DataError(f"its {key} is not a list of whole numbers: {value!r:.60}")
     return list(value)

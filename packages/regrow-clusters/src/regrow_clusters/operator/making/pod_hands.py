@@ -18,9 +18,9 @@ from regrow_clusters.operator.resource import TrainingJob
 from regrow_clusters.operator.status import JobFinding
 
 KEEP_EVERY: Final[Seconds] = 300.0
-"""Interval at which service and secret are created again, as they may be deleted; new pods cause it too."""
+"""Interval at which service and secret are created again, as they may be deleted; a start of pods does so too."""
 _KEEP_SOON: Final[Seconds] = 20.0
-"""The same interval while a pod waits for them."""
+"""Interval at which they are created again while a pod waits for them."""
 _ENDING_FOR: Final[Seconds] = 60.0
 _LOG = logging.getLogger("regrow.operator")
 Say = Callable[[TrainingJob, JobFinding], Awaitable[None]]

@@ -13,7 +13,7 @@ from regrow_clusters.operator.nodes import TAINT, AvoidedNodeMark, judged, marki
 
 _LOG = logging.getLogger("regrow.operator")
 _MOST_AVOIDED = 64
-"""Each is a term of the pods' affinity; cordoned and tainted nodes are avoided by the scheduler anyway."""
+"""Most nodes in a pod's affinity, one term each; the scheduler itself avoids cordoned and tainted nodes."""
 
 
 class NodeWatch:

@@ -100,7 +100,9 @@ class SimFollowers:
     def _ask_all(self, me: SimLauncher, asked: VoteAsked) -> None:
         me.votes[asked.term, asked.trial] = {me.election.me.name}
         if not asked.trial:
-            self._network.say("launcher {} stands in term {}, with handover {}", me.number, asked.term, asked.version)
+            self._network.say(
+                "launcher {} is a candidate in term {}, with handover {}", me.number, asked.term, asked.version
+            )
         for voter in self._others(me):
             if is_witness(voter):
                 self._disk.elect(me, asked, partial(self._counted, me, WITNESS.name, asked, _granted(asked)))

@@ -44,20 +44,20 @@ class ElectionLaws:
             raise InvariantBroken(f"term {term} has two coordinators: launchers {first} and {launcher.number}")
 
     def decided(self, launcher: SimLauncher, term: int) -> None:
-        """Check a coordinator's decision: its term is not older than the last, and it was elected in it."""
+        """Check a coordinator's decision: its term is not older than the last, and elected this launcher."""
         last = self.decisions[-1] if self.decisions else Decided(0.0, 0, launcher.number)
         if term < last.term:
-            said = f"launcher {launcher.number} decides in term {term}, and launcher {last.by} has in term {last.term}"
+            said = f"launcher {launcher.number} decides in term {term} after launcher {last.by} in term {last.term}"
             raise InvariantBroken(f"two coordinators decide: {said}")
         if self.leaders[term] != launcher.number:
-            raise InvariantBroken(f"launcher {launcher.number} decides in a term in which it was not elected: {term}")
+            raise InvariantBroken(f"launcher {launcher.number} decides in term {term}, in which it was not elected")
         self.decisions.append(Decided(self._network.now, term, launcher.number))
 
     def obeys(self, launcher: SimLauncher, term: int) -> None:
         """Check that a launcher obeys no older term than before."""
         last = self._obeyed.get(launcher.number, 0)
         if term < last:
-            raise InvariantBroken(f"launcher {launcher.number} obeys term {term}, and has obeyed term {last}")
+            raise InvariantBroken(f"launcher {launcher.number} follows term {term} after term {last}")
         self._obeyed[launcher.number] = term
 
     def acted(self, launcher: SimLauncher) -> None:
@@ -80,8 +80,10 @@ class ElectionLaws:
         now = self._network.now
         last = self.decisions[-1].at if self.decisions else 0.0
         if now - last > 1.0 and (who := electable(self._network)) is not None:
-            could = f"launcher {who} could be elected, or stay"
-            raise InvariantBroken(f"nobody decides {now - healed:.1f} s after all is well, and {could}")
+            could = f"launcher {who} could be elected, or stay the coordinator"
+            raise InvariantBroken(
+                f"no coordinator decides {now - healed:.1f} s after all faults have healed, and {could}"
+            )
 
 
 def limit(healed: Instant, *, witness: bool) -> Instant:

@@ -121,7 +121,7 @@ def run_election(number: int) -> ElectionWorld:
     try:
         world.run_all()
     except Exception as error:
-        error.add_note(f"to see that run again: regrow sim replay {ELECTION}{number}")
+        error.add_note(f"to replay this run: regrow sim replay {ELECTION}{number}")
         raise
     return world
 

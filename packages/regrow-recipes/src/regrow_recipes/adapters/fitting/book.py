@@ -28,7 +28,7 @@ class Logged:
 
 
 class FitBook:
-    """A fit's progress with `state_dict`: of its loops, its metrics and its callbacks.
+    """Progress of a fit, with a `state_dict`: its loops, its metrics and its callbacks.
 
     Args:
         trainer: the Lightning trainer.
@@ -61,7 +61,7 @@ class FitBook:
     # --- as protected state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """One text, since its content changes from step to step, and metrics may appear after the first step."""
+        """The progress as one string, since its keys change from step to step, and metrics may appear late."""
         recorded = {
             "numbers": private_names.fit_numbers(self._trainer),
             "should_stop": self._trainer.should_stop,
@@ -92,7 +92,7 @@ def _encoded(value: Any) -> dict[str, Any]:
         return {"tensor": value.detach().cpu().double().tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
     raise UsageError(
         f"a callback's state holds a {type(value).__name__}, which cannot be sent to other ranks",
-        hint="let its state_dict hold numbers, texts, lists, dicts and tensors",
+        hint="let its state_dict hold only numbers, strings, lists, dicts and tensors",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from regrow_recipes.adapters.once import OnceAStep
 
 _ALWAYS = frozenset({"on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"})
-"""These change gradients, in a body that may run again."""
+"""Hooks that are called each time: they change gradients, in a body that may run again."""
 
 
 class CallbackCalls(OnceAStep[None]):

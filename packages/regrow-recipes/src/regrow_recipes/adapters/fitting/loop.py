@@ -51,7 +51,7 @@ class EpochsOfSteps(_Behind):
     _closing: "list[tuple[Any, Any]]"
     """Results of `training_step` for the batches of the last step that this process completed, and each batch.
 
-    A rank whose step was interrupted, and which then restores its peers' state, has those of the step before.
+    A rank whose step was interrupted, and which then restores its peers' state, has the results of the step before.
     """
 
     @property
@@ -70,8 +70,8 @@ class EpochsOfSteps(_Behind):
         inner = loader.loader if isinstance(loader, Cached) else loader
         if not isinstance(inner, torch.utils.data.DataLoader):
             raise UsageError(
-                f"the training data of this Trainer are a {type(loader).__name__}",
-                hint="give one torch or regrow DataLoader",
+                f"the training data of this Trainer is a {type(loader).__name__}, not a DataLoader",
+                hint="give one DataLoader, torch's or regrow's",
             )
         private_names.put_loader(self, loader)
         per_update = trainer.accumulate_grad_batches
@@ -82,7 +82,7 @@ class EpochsOfSteps(_Behind):
             drop_last=inner.drop_last,
         )
         if not plan.per_epoch:
-            raise UsageError("the number of samples of an epoch is not known", hint="give a data set with a length")
+            raise UsageError("the number of samples in an epoch is unknown", hint="give a data set with a length")
         limit = trainer.limit_train_batches
         updates = int(plan.per_epoch * limit) if isinstance(limit, float) else min(plan.per_epoch, limit // per_update)
         self._schedule = Schedule(plan.microbatches, updates)
@@ -104,7 +104,7 @@ class EpochsOfSteps(_Behind):
         if not self._session.newcomer:  # it joins an epoch that has begun
             self.on_advance_start()
         epochs.reset()
-        self._session.keep_world("Lightning counts batches of each rank")
+        self._session.keep_world("Lightning counts the batches of each rank")
         steps = self._session.steps(self._loader, until=self._until(), microbatches=self._schedule.microbatches)
         for step in steps:
             with step as micros:
@@ -179,7 +179,8 @@ class EpochsOfSteps(_Behind):
         private_names.forget_logged(trainer)
         if private_names.hook(trainer, "on_train_batch_start", batch, index) == -1:
             raise UsageError(
-                "on_train_batch_start ends an epoch before its last batch, and which samples a step reads is fixed",
+                "on_train_batch_start ends an epoch before its last batch, but the samples of each step are fixed in "
+                "advance",
                 hint="set trainer.should_stop, or give max_epochs or limit_train_batches",
             )
         private_names.strategy_hook(trainer, "on_train_batch_start", batch, index)
@@ -189,7 +190,7 @@ class EpochsOfSteps(_Behind):
         )
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, torch.Tensor):
-            raise UsageError("training_step gave no loss", hint="return it, or a dict with it as 'loss'")
+            raise UsageError("training_step returned no loss", hint="return it, or a dict with it as 'loss'")
         keys, values = self._logged_numbers()
         micro.log(**{"loss": loss} | values)
         if first:
@@ -204,10 +205,10 @@ class EpochsOfSteps(_Behind):
         for key, item in private_names.logged_in_step(self.trainer).items():
             name = item.meta.name
             if not item.is_tensor or not item.meta.is_mean_reduction:
-                kind = "with another reduction than the mean" if item.is_tensor else "as a metric object"
+                kind = "with a reduction other than the mean" if item.is_tensor else "as a metric object"
                 raise UsageError(
-                    f"training_step logs {name!r} {kind}, and a rank that is replaced could not go on with that",
-                    hint="log a number with the mean as its reduction; metric objects in validation_step",
+                    f"training_step logs {name!r} {kind}, which a replacement rank could not continue",
+                    hint="log a number with the mean as its reduction, and metric objects in validation_step only",
                 )
             keys[name] = key
             values[name] = item.value / item.cumulated_batch_size if item.meta.on_epoch else item.value
@@ -250,7 +251,7 @@ def _refuse_sums(logged: dict[str, Any], known: set[str]) -> None:
     for key, item in logged.items():
         if key not in known and item.meta.on_epoch:
             raise UsageError(
-                f"{item.meta.name!r} is logged over an epoch in on_train_batch_end, after the step",
+                f"{item.meta.name!r} is logged per epoch in on_train_batch_end, after the step",
                 hint="log it in training_step, or with on_epoch=False",
             )
 

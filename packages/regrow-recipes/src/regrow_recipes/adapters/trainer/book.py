@@ -32,7 +32,7 @@ class Sums:
     loss: float = 0.0
     """The sum of the steps' mean losses since the last line."""
     all_losses: float = 0.0
-    """The same before the last line."""
+    """The sum of the steps' mean losses before the last line."""
     logged_at: int = 0
     grad_norm: float | None = None
     learning_rate: float | None = None

@@ -23,14 +23,16 @@ def joined(seed: int, *, changes_classes: bool = False) -> Session:
     env = WorkerEnv.read() if changes_classes else None
     if env is not None and not env.spec.rewrites:
         raise UsageError(
-            "this adapter changes classes of its framework's objects, which --no-script-rewrite forbids",
+            "this adapter changes the classes of its framework's objects, which --no-script-rewrite forbids",
             hint="leave --no-script-rewrite out, or write the loop with session.steps",
         )
     session = current_session()
     if session is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         raise UsageError(
-            "torch.distributed was initialized before regrow could do so; TrainingArguments does that as it is made",
-            hint="import it (or SFTConfig, DPOConfig) from regrow_recipes.adapters too, or call regrow.init() first",
+            "torch.distributed was initialized before regrow could do so; the constructor of TrainingArguments "
+            "initializes it",
+            hint="import TrainingArguments (or SFTConfig, DPOConfig) from regrow_recipes.adapters too, or call "
+            "regrow.init() first",
         )
     return session or init(seed=seed)
 

@@ -78,11 +78,11 @@ class Recoverable(_Behind):
         self._book.sums.flos = 0
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's. After the training too, all ranks run it again if one dies during it."""
+        """Evaluate as the Trainer does. If a rank dies meanwhile, even after the training, all ranks run it again."""
         return _apart(super().evaluate, *args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As `evaluate`."""
+        """Predict as the Trainer does, and run it again after a fault as `evaluate` does."""
         return _apart(super().predict, *args, **kwargs)
 
     # --- the training -------------------------------------------------------------------------------------------
@@ -140,10 +140,13 @@ class Recoverable(_Behind):
     def _keeps_world(self) -> str:
         """Reason why the world size is fixed; empty: it is not."""
         if private_names.gathered_numbers(self) or self.args.include_num_input_tokens_seen != "no":
-            return "this Trainer gathers numbers of all ranks in each micro-batch, and ranks may have different ones"
+            return (
+                "this Trainer gathers numbers from all ranks in each micro-batch, and ranks may have different numbers "
+                "of micro-batches"
+            )
         if not self._microbatches:
             return (
-                "the global batch of this Trainer would follow the number of ranks "
+                "the global batch of this Trainer would change with the number of ranks "
                 "(give it microbatches=, the number of batches in an update)"
             )
         return ""
@@ -176,8 +179,7 @@ class Recoverable(_Behind):
         private_trl.refuse_rollouts(self)
         if self._microbatches:
             raise UsageError(
-                f"{type(self).__name__} was given microbatches=, but its groups of completions are made for the ranks "
-                "that there are",
+                f"{type(self).__name__} was given microbatches=, but its groups of completions fix the number of ranks",
                 hint="leave it out: the world keeps its size",
             )
         return Prompts(loader, accumulated=self.args.gradient_accumulation_steps, world=self.session.world_size)
@@ -191,8 +193,8 @@ class Recoverable(_Behind):
         self.state.is_local_process_zero = self.is_local_process_zero()
         if session.world_size > 1 and self.args.parallel_mode.value != "distributed":
             raise UsageError(
-                f"accelerate takes each of the {session.world_size} ranks for a training of its own",
-                hint="on processors alone, give TrainingArguments(use_cpu=True)",
+                f"Accelerate treats each of the {session.world_size} ranks as a separate training",
+                hint="on CPUs only, give TrainingArguments(use_cpu=True)",
             )
 
     # --- a step -------------------------------------------------------------------------------------------------
@@ -289,7 +291,8 @@ class Recoverable(_Behind):
             self._log_evaluate_save()
             if self.control.should_epoch_stop:
                 raise UsageError(
-                    "a callback ends an epoch before its last update, and which samples a step reads is fixed before",
+                    "a callback ends an epoch before its last update, but the samples of each step are fixed in "
+                    "advance",
                     hint="set control.should_training_stop, or choose num_train_epochs or max_steps",
                 )
             ends = self.control.should_training_stop or plan.ends_epoch(number)
@@ -320,10 +323,10 @@ def _named(trainer: Any, batch: Any) -> dict[str, Any]:
     """A batch as a new dictionary of the model's inputs."""
     if not isinstance(batch, Mapping):
         raise UsageError(
-            f"{type(trainer).__name__} has no training that goes on through faults: its batches are no inputs of the "
-            f"model by name, but a {type(batch).__name__}, of which it makes them in the step itself in its own way",
-            hint="train it without regrow's adapter (regrow run starts it as torchrun does), or use a trainer "
-            "that is known: Trainer, SFTTrainer, DPOTrainer, GRPOTrainer, RLOOTrainer",
+            f"{type(trainer).__name__} cannot train through faults: its batches are not the model's named inputs, but "
+            f"a {type(batch).__name__} that the trainer converts within the step",
+            hint="train it without regrow's adapter (regrow run starts it as torchrun does), or use a supported "
+            "trainer: Trainer, SFTTrainer, DPOTrainer, GRPOTrainer, RLOOTrainer",
         )
     return dict(batch)
 
@@ -345,7 +348,7 @@ def _refuse(trainer: Any, resume_from_checkpoint: object, trial: object) -> None
         "a search for hyper-parameters": (trial is not None, "one job for each trial"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a batch size that fits"),
         "fsdp": (bool(args.fsdp), "DDP"),
-        "a model that was sharded as it was loaded": (trainer.is_distributed_loading_by_transformers, "DDP"),
+        "a model that was sharded while it was loaded": (trainer.is_distributed_loading_by_transformers, "DDP"),
         "deepspeed": (bool(args.deepspeed), "DDP"),
     }
     for name, (asked, instead) in refused.items():

@@ -29,8 +29,8 @@ class Prompts:
         sampler: Any = getattr(loader, "sampler", None)
         if type(sampler).__name__ != "RepeatSampler":
             raise UsageError(
-                f"the order of prompts is that of a {type(sampler).__name__}",
-                hint="give a Dataset with a length, and leave the trainer's own sampler",
+                f"the order of prompts comes from a {type(sampler).__name__}",
+                hint="give a Dataset with a length, and keep the trainer's own sampler",
             )
         self._sampler = sampler
         self._start = sampler.generator.get_state() if sampler.shuffle else None
@@ -42,8 +42,8 @@ class Prompts:
             )
         if self._forwards % accumulated:
             raise UsageError(
-                f"an epoch has {self._forwards} forwards of a rank, and an update {accumulated}: one would have "
-                "prompts of two epochs",
+                f"an epoch has {self._forwards} forwards of a rank, and an update {accumulated}: an update would mix "
+                f"prompts of two epochs",
                 hint="make steps_per_generation a multiple of gradient_accumulation_steps",
             )
         self._epoch, self._order = -1, list[int]()

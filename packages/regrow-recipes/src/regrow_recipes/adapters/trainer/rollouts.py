@@ -115,7 +115,7 @@ class Rollouts:
                 text = json.dumps(private_trl.logged(self._trainer))
             except TypeError as error:
                 raise UsageError(
-                    f"log_completions under regrow keeps texts and numbers, and this is none: {error}",
+                    f"log_completions under regrow keeps only strings and numbers: {error}",
                     hint="set log_completions=False",
                 ) from error
             self._text = marks, _by_digest([_tensor(text.encode())])
@@ -124,7 +124,7 @@ class Rollouts:
 
 @functools.cache
 def _tell_size(mebibytes: int) -> None:
-    _log.warning("each rank keeps the completions of all until the next generation: %d MiB", mebibytes)
+    _log.warning("each rank keeps the completions of all ranks until the next generation: %d MiB", mebibytes)
 
 
 def packed(made: Completions) -> bytes:

@@ -36,7 +36,7 @@ class Schedule:
         return cls(microbatches, max(1, full + (rest > 0 and not drop_last)))
 
     def epoch_after(self, number: int, *, of: int) -> float:
-        """Epochs completed after update `number`, from 0, of `of` updates; one in total if its length is not known."""
+        """Epochs completed after update `number`, from 0, of `of`; if the length is unknown, all are one epoch."""
         epoch, at = divmod(number, self.per_epoch or of)
         return epoch + (at + 1) / (self.per_epoch or of)
 
