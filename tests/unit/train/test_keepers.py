@@ -48,6 +48,14 @@ class Trainer(Average):
         return step + self.updates
 
 
+class Unbound:
+    """Raises wherever its class is asked for."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise LookupError("not there")
+
+
 class Slotted:
     """Without a dictionary."""
 
@@ -102,7 +110,16 @@ def test_whatever_holds_it_is_found_under_the_scripts_name(held: Callable[[nn.Mo
 
 
 @pytest.mark.parametrize(
-    "kept", [Average(), SimpleNamespace(count=3), Namespace(rate=0.1), Slotted(), random.Random(1)]
+    "kept",
+    [
+        *(Average(lock=lock()) for lock in (threading.Lock, threading.RLock, threading.Condition, threading.Event)),
+        Average(unbound=Unbound()),
+        Average(),
+        SimpleNamespace(count=3),
+        Namespace(rate=0.1),
+        Slotted(),
+        random.Random(1),
+    ],
 )
 def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
     assert found([], it=kept, inside={"it": [kept]}) == ["object it"]
@@ -110,7 +127,8 @@ def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
 
 def test_what_threads_use_and_what_gives_the_order_of_data_is_left_alone() -> None:
     loader = Loader(state=Average())
-    frame: Any = SimpleNamespace(f_locals={"busy": Average(lock=threading.Lock()), "loader": loader}, f_globals={})
+    busy = Average(thread=threading.Thread(target=print))
+    frame: Any = SimpleNamespace(f_locals={"busy": busy, "loader": loader}, f_globals={})
     names = [each.name for each in keepers([frame], [], loader)]
     assert not {"object busy", "object loader.state"} & set(names)
 
@@ -336,4 +354,6 @@ def test_what_is_told_fits_into_one_message() -> None:
     for parts in vars(grown).values():
         parts[0] = torch.ones(1_900_000)
     told = variables.encoded()
-    assert len(told) == 6 and sum(map(len, told.values())) < 48 << 20
+    beyond = {place for place in told if place.startswith("\t")}
+    assert len(told) == 8 and sum(map(len, told.values())) < 48 << 20
+    assert beyond == {"\tobject grown\npart6", "\tobject grown\npart7"}

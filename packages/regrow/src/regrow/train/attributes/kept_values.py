@@ -82,7 +82,8 @@ class Attributes:
         values = {key: value for key, value in there.items() if key not in _MODULES_OWN}
         if isinstance(thing, FunctionType):
             values |= {key: cell.cell_contents for key, cell in cells(thing)}
-            values |= {f"default {at}": each for at, each in enumerate(thing.__defaults__ or ())}
+            defaults = [*enumerate(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
+            values |= {f"default {at}": each for at, each in defaults}
         return values | {path[1:]: each for path, each in slots("", thing)}
 
     def write(self, values: Mapping[str, object]) -> None:
