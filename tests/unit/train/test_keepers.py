@@ -68,10 +68,11 @@ class Slotted:
 def counting() -> Callable[[], int]:
     count = 0
 
-    def function(kept: list[int] = []) -> int:  # noqa: B006
+    def function(kept: list[int] = [], *, calls: list[int] = []) -> int:  # noqa: B006
         nonlocal count
         count += 1
         kept.append(count)
+        calls.append(count)
         return len(kept) + count
 
     return function
@@ -172,7 +173,7 @@ def test_they_are_put_back_and_told_with_the_variables_of_the_script() -> None:
     [
         (Slotted, lambda it: setattr(it, "count", 5), lambda it: it.count),
         (lambda: type("Kind", (Options,), {"rate": 1.0}), lambda it: setattr(it, "rate", 0.5), lambda it: it.rate),
-        (counting, lambda it: it(), lambda it: (it.__closure__[0].cell_contents, it.__defaults__)),
+        (counting, lambda it: it(), lambda it: (it.__closure__[0].cell_contents, it.__defaults__, it.__kwdefaults__)),
         (lambda: random.Random(1), lambda it: it.random(), lambda it: it.getstate()),
         (lambda: np.random.default_rng(1), lambda it: it.random(), lambda it: it.bit_generator.state),
         (lambda: np.random.RandomState(1), lambda it: it.rand(), lambda it: it.get_state()[2]),

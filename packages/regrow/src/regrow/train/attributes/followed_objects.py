@@ -27,9 +27,8 @@ class FollowedObjects:
 
     def missed(self, thing: object) -> list[tuple[str, object]]:
         """Attributes of an object of the script's own that nobody looks after."""
-        known = {id(thing): thing}
-        alone = self._keepers is None or id(thing) in self._outside or any(each.is_in(known) for each in self._all)
-        return [] if alone or self._keepers is None else self._keepers.left_over(thing)
+        known = id(thing) in self._outside or any(each.is_in({id(thing): thing}) for each in self._all)
+        return [] if known or self._keepers is None else self._keepers.left_over(thing)
 
     def now(self, variables: list[dict[str, object]], frames: Iterable[FrameType]) -> list[Attributes]:
         """Those that there are now. `variables`: of the script's calls, innermost first; `frames`: generators' too."""

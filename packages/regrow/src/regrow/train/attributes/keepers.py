@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from regrow.core.process.own_code import OWN_PACKAGES, is_own_name
 from regrow.train.attributes.holders import OF_THREADS
 from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells, nbytes_of
-from regrow.train.attributes.slots import slots
-from regrow.train.graphs.kinds import OF_LIBRARIES
+from regrow.train.graphs.kinds import OF_LIBRARIES, slot_values
 from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
 _DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
@@ -72,9 +71,7 @@ class Keepers:
 
     def left_over(self, thing: object) -> list[tuple[str, object]]:
         """Attributes of an object of the script's own, unless it is of the loader, of a thread or protected."""
-        if id(thing) in self._inside or id(thing) in self._of_loader or not _is_own(thing):
-            return []
-        return _attributes("", thing)
+        return [] if id(thing) in self._inside | self._of_loader or not _is_own(thing) else _attributes("", thing)
 
     def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
         """Those that are reached from variables of the script's calls, and from its modules; or from `roots` alone."""
@@ -112,9 +109,8 @@ def _is_followed(thing: object) -> bool:
     if isinstance(thing, type):
         return not isinstance(thing, EnumMeta)
     if isinstance(thing, FunctionType):
-        keeps = thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__ or vars(thing)
-        mine = is_script(thing.__code__.co_filename)
-        return mine and bool(keeps or thing.__name__ in thing.__code__.co_names)
+        keeps = thing.__closure__, thing.__defaults__, thing.__kwdefaults__, vars(thing)
+        return is_script(thing.__code__.co_filename) and (any(keeps) or thing.__name__ in thing.__code__.co_names)
     if isinstance(thing, Generator | ContextVar):
         return not any(thing is each for each in OF_LIBRARIES)
     return _is_own(thing)
@@ -222,7 +218,7 @@ def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
         plain = dict(getattr(thing, "__dict__", {}))
     except Exception:  # noqa: BLE001  as in `_held`
         plain = {}
-    return [(f"{name}.{key}", each) for key, each in plain.items()] + list(slots(name, thing))
+    return [(f"{name}.{key}", each) for key, each in {**plain, **slot_values(thing)}.items()]
 
 
 def _all_in(loader: object) -> set[int]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from regrow.hydration.codec import decode, encode
-from regrow.train.attributes.slots import slots
+from regrow.train.graphs.kinds import slot_values
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 LARGEST_ARRAY = 8 << 20
@@ -84,7 +84,7 @@ class Attributes:
             values |= {key: cell.cell_contents for key, cell in cells(thing)}
             defaults = [*enumerate(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
             values |= {f"default {at}": each for at, each in defaults}
-        return values | {path[1:]: each for path, each in slots("", thing)}
+        return values | slot_values(thing)
 
     def write(self, values: Mapping[str, object]) -> None:
         """Set some, past what the object makes of that."""

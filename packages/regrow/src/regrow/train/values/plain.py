@@ -313,9 +313,9 @@ def _typed(like: object, value: object) -> object:
     here = cast(dict[object, object], like)
     # A value that is not here is taken for one like the others.
     another = next(iter(here.values()), None) if type(like) is defaultdict else None
-    if type(like) is defaultdict and another is None and like.default_factory and dict in map(type, value.values()):
+    if type(like) is defaultdict and another is None and dict in map(type, value.values()):
         with contextlib.suppress(Exception):  # of the script's code
-            another = like.default_factory()
+            another = cast(Any, like).default_factory()
     items = {key: _typed(here.get(key, another), item) for key, item in value.items()}
     return defaultdict(like.default_factory, items) if type(like) is defaultdict else items
 

@@ -8,13 +8,12 @@ import dis
 import enum
 import functools
 import gc
-import io
 import marshal
 import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, MethodWrapperType
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,9 @@ from regrow.train.values.spaces import Spaces
 _DEEP, _LAST, _WIDE, _WHOLE = 4, 8, 256, 32 << 20
 """Levels of containers, last items of each, members of a set, and bytes of an array that are looked at."""
 _NUMBERS, _CACHED = frozenset({bool, int, float, complex, str, bytes}), type(functools.lru_cache(lambda: None))
-_BASES, _BUFFERS = PLAIN | {np.ndarray}, (array, bytearray, memoryview)
-_SHOWN, _CODE = (range, slice, torch.device), (type, FunctionType, BuiltinFunctionType, MethodType, MethodWrapperType)
+_BASES, _SHOWN = PLAIN | {np.ndarray}, (range, slice, torch.device)
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
+_REDUCED = {"builtins", "itertools", "functools", "collections", "_io", "weakref", "_weakrefset", "numpy", "uuid"}
 _LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
 _WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 _Kept = Mapping[str, Mapping[str, object]]
@@ -45,8 +45,7 @@ class Unkept:
     def __init__(self, spaces: Spaces, is_clock: Callable[[object], bool]) -> None:
         self._spaces, self._is_clock = spaces, is_clock
         self._begun: _Marks | None = None
-        self._seen: set[int] = set()
-        """Objects that were looked into for one place."""
+        self._seen: set[int] = set()  # objects that were looked into for one place
 
     def begin(self, kept: _Kept) -> list[str]:
         """The loop begins here, if it has not yet. Returns places that have changed since."""
@@ -121,21 +120,13 @@ class Unkept:
             there = [each for each in Namespace("", frame).read().values() if plain_kind(type(each)) in ATOMS]
             return [frame.f_lasti, *there]
         if kind in _CODE:
-            of, code = getattr(value, "__self__", None), getattr(value, "__code__", None)
-            return [value.__qualname__, getattr(code, "co_firstlineno", 0), of if hasattr(of, "__next__") else None]
-        if kind is functools.partial:
-            return [value.func, value.args, value.keywords]
-        if kind in _BUFFERS:
+            return [value.__qualname__, getattr(getattr(value, "__code__", None), "co_firstlineno", 0)]
+        if kind in (array, bytearray, memoryview):
             return [xxhash.xxh3_64_intdigest(value)]
-        if kind in (io.StringIO, io.BytesIO):
-            return [value.getvalue()]
-        if kind.__module__.startswith("numpy.random"):
-            return [repr(value.state)]
-        if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
-            return list(value.__reduce__()[1:])
-        if kind.__module__ in ("collections", "weakref", "_weakrefset"):
-            return [getattr(value, "data", getattr(value, "maps", None))]
-        if kind.__module__.partition(".")[0] in ("pandas", "polars"):
+        if (package := kind.__module__.partition(".")[0]) in _REDUCED:
+            with contextlib.suppress(TypeError, AttributeError):  # of those that have no content to be copied
+                return [repr(value.state)] if package == "numpy" else list(value.__reduce_ex__(2)[1:])
+        if package in ("pandas", "polars"):
             return [len(value)]
         if id(value) in self._seen or len(self._seen) >= _WIDE:
             return []
@@ -156,11 +147,7 @@ def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
 
 def _of_array(thing: Array) -> object:
     if isinstance(thing, torch.Tensor) and thing.layout is not torch.strided:
-        parts = (
-            torch.Tensor.to_sparse(thing.detach()).coalesce()
-            if thing.layout is not torch.sparse_coo
-            else thing.coalesce()
-        )
+        parts = thing.detach().to_sparse(layout=torch.sparse_coo).coalesce()
         return [_of_array(parts.indices()), _of_array(parts.values())]
     if is_freed(thing) or (isinstance(thing, np.ndarray) and thing.dtype.hasobject):
         return thing.shape
