@@ -74,7 +74,7 @@ class Options(dict[str, int]):
     """A dictionary whose items are attributes."""
 
     __getattr__ = dict.__getitem__
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+    __setattr__ = dict.__setitem__
 
 
 class Unbound:
