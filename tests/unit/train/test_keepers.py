@@ -9,6 +9,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -128,10 +129,11 @@ def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
 
 def test_what_threads_use_and_what_gives_the_order_of_data_is_left_alone() -> None:
     loader = Loader(state=Average())
-    busy = Average(thread=threading.Thread(target=print))
-    frame: Any = SimpleNamespace(f_locals={"busy": busy, "loader": loader}, f_globals={})
+    with ThreadPoolExecutor() as pool:
+        busy, pooled = Average(thread=threading.Thread(target=print)), Average(pool=pool)
+    frame: Any = SimpleNamespace(f_locals={"busy": busy, "pooled": pooled, "loader": loader}, f_globals={})
     names = [each.name for each in keepers([frame], [], loader)]
-    assert not {"object busy", "object loader.state"} & set(names)
+    assert not {"object busy", "object pooled", "object loader.state"} & set(names)
 
 
 def test_a_loader_that_holds_what_is_protected_is_found_and_so_is_a_trainer_whose_method_is_the_loader() -> None:

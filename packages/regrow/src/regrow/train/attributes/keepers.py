@@ -103,7 +103,7 @@ class Keepers:
 
 
 def _is_followed(thing: object) -> bool:
-    """True for the script's own, but for what holds a thread and what data is read by."""
+    """True for the script's own, but for what holds a thread or a pool, and what data is read by."""
     if isinstance(thing, ModuleType):
         return True
     if isinstance(thing, type):
@@ -120,7 +120,8 @@ def _is_own(thing: object) -> bool:
     kind = type(thing)
     if issubclass(kind, (*_NOT_FOLLOWED, *OF_THREADS)) or (kind not in _PLAIN_KINDS and not is_scripts(kind)):
         return False
-    return not any(issubclass(type(each), threading.Thread) for _, each in _attributes("", thing))
+    inside = map(type, dict(_attributes("", thing)).values())
+    return not any(issubclass(each, threading.Thread) or hasattr(each, "submit") for each in inside)
 
 
 def _counts(thing: object) -> bool:

@@ -31,7 +31,8 @@ _DEEP, _LAST, _WIDE, _WHOLE = 4, 8, 256, 32 << 20
 _NUMBERS, _CACHED = frozenset({bool, int, float, complex, str, bytes}), type(functools.lru_cache(lambda: None))
 _BASES, _SHOWN = PLAIN | {np.ndarray}, (range, slice, torch.device)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
-_REDUCED = {"builtins", "itertools", "functools", "collections", "_io", "weakref", "_weakrefset", "numpy", "uuid"}
+_SHORT: dict[str, Callable[[Any], object]] = {"numpy": lambda seed: repr(seed.state), "pandas": len, "polars": len}
+_REDUCED = {"builtins", "itertools", "functools", "collections", "_io", "weakref", "_weakrefset", "uuid", *_SHORT}
 _LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
 _WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 _Kept = Mapping[str, Mapping[str, object]]
@@ -125,9 +126,7 @@ class Unkept:
             return [xxhash.xxh3_64_intdigest(value)]
         if (package := kind.__module__.partition(".")[0]) in _REDUCED:
             with contextlib.suppress(TypeError, AttributeError):  # of those that have no content to be copied
-                return [repr(value.state)] if package == "numpy" else list(value.__reduce_ex__(2)[1:])
-        if package in ("pandas", "polars"):
-            return [len(value)]
+                return [_SHORT[package](value)] if package in _SHORT else list(value.__reduce_ex__(2)[1:])
         if id(value) in self._seen or len(self._seen) >= _WIDE:
             return []
         self._seen.add(id(value))
