@@ -225,7 +225,7 @@ def _check_mapping(value: MutableMapping[Any, Any], path: str) -> None:
         raise NotCacheable(f"{path}: a {kind.__qualname__} made from its pairs has others")
     before, after = _public(value), _public(again)
     for name in before.keys() | after.keys():
-        mine, its = before.get(name), after.get(name)
+        mine, its = cast(Any, before.get(name)), cast(Any, after.get(name))
         if mine is not its and (type(mine) not in (int, str, bool, float) or mine != its):
             alike = isinstance(mine, dict) and isinstance(its, dict) and list(mine) == list(its)
             if alike and all(mine[key] is its[key] for key in mine):
