@@ -316,7 +316,7 @@ def change(number: int) -> None:
 def shown(value: Any) -> Any:
     """A number, a text or a list of them."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        return [float(each) for each in value.reshape(-1)][:40]
+        return [float(each) for each in value.reshape(-1)[:40]]
     if isinstance(value, Item):
         return value.number
     if isinstance(value, list | tuple | deque):
