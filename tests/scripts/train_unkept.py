@@ -4,11 +4,13 @@
 """
 
 import argparse
+import array
 import dataclasses
 import enum
 import functools
 import itertools
 import json
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +107,62 @@ class Large:
         self.meter: Meter | None = None
 
 
+class Locked:
+    """A count beside a lock."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.total, self.mean = lock, 0.0, torch.zeros(2)
+
+    def add(self, number: int) -> None:
+        """Once a body."""
+        with self.lock:
+            self.total += number
+            self.mean += number
+
+
+class History(list[float]):
+    """A list of its own kind."""
+
+
+class Unbound:
+    """Raises where its class is asked for."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise LookupError("not there")
+
+
+class Odd:
+    """Of kinds that are not carried."""
+
+    def __init__(self) -> None:
+        self.history, self.added = History([0.0]), functools.partial(add_to, [0])
+        self.items, self.numbers = deque([Item(0)]), array.array("d", [0.0])
+        self.schedule: Callable[[], int] = early
+
+
+def add_to(items: list[int], number: int) -> list[int]:
+    """Keep it in the arguments of a partial."""
+    items.append(number)
+    return items
+
+
+def early() -> int:
+    """A schedule."""
+    return 0
+
+
+def late() -> int:
+    """Another one."""
+    return 1
+
+
+def calls(number: int, *, seen: list[int] = []) -> list[int]:  # noqa: B006
+    """Keep it in a default."""
+    seen.append(number)
+    return seen
+
+
 class Lazy:
     """Makes what it needs in its first body, by a count; `mask` never changes."""
 
@@ -194,6 +252,8 @@ loader = DataLoader(TensorDataset(data, data.sum(1, keepdim=True).sin()), batch_
 
 meter, large, lazy, trainer, slotted, inner = Meter(), Large(), Lazy(), Trainer(model), Slotted(), Outer.Inner()
 pair, phase, history, averages = Pair(torch.zeros(2), 0), Phase.EARLY, [0.0] * 1_500, {"w": torch.zeros(3)}
+locked, relocked, odd, unbound = Locked(threading.Lock()), Locked(threading.RLock()), Odd(), Unbound()
+nested: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
 counted, numbers, stream, ahead = closed(), itertools.count(), drawn(), iter(list(range(500)))
 
 
@@ -204,6 +264,16 @@ def change(number: int) -> None:
     pair, phase = Pair(pair.total + value, pair.number + 1), Phase.LATE if number >= 4 else Phase.EARLY
     history.append(float(number))
     averages["w"] = averages["w"] * 0.9 + value
+    locked.add(number)
+    relocked.add(number)
+    assert unbound is not None
+    nested["a"][str(number)] += 1
+    calls(number)
+    odd.history.append(float(number))
+    odd.added(number)
+    odd.items[0].number += 1
+    odd.numbers[0] += 1
+    odd.schedule = late if number >= 4 else early
     counted()
     keeping.count(number)
     meter.phase, meter.path = phase, Path(f"best-{number}")
@@ -246,7 +316,7 @@ def change(number: int) -> None:
 def shown(value: Any) -> Any:
     """A number, a text or a list of them."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        return [float(each) for each in value.reshape(-1)][:40]
+        return [float(each) for each in value.reshape(-1)[:40]]
     if isinstance(value, Item):
         return value.number
     if isinstance(value, list | tuple | deque):
@@ -265,6 +335,11 @@ CARRIED: dict[str, Callable[[], Any]] = {
     "phase": lambda: phase,
     "history": lambda: history,
     "averages": lambda: averages,
+    "locked.total": lambda: locked.total,
+    "locked.mean": lambda: locked.mean,
+    "relocked.total": lambda: relocked.total,
+    "nested": lambda: nested,
+    "calls": lambda: calls(0),
     "counted": lambda: counted(),
     "slotted.count": lambda: slotted.count,
     "slotted.mean": lambda: slotted.mean,
@@ -281,6 +356,11 @@ CARRIED: dict[str, Callable[[], Any]] = {
 NAMED: dict[str, Callable[[], Any]] = {
     "keeping.total": lambda: keeping.total,
     "kept": lambda: kept("losses"),
+    "odd.history": lambda: odd.history,
+    "odd.added": lambda: odd.added(0),
+    "odd.items": lambda: odd.items,
+    "odd.numbers": lambda: odd.numbers[0],
+    "odd.schedule": lambda: odd.schedule(),
     "trainer.small": lambda: trainer.small,
     "trainer.total": lambda: trainer.total,
     "trainer.mean": lambda: trainer.mean,

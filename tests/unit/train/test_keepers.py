@@ -9,6 +9,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,14 @@ class Trainer(Average):
         return step + self.updates
 
 
+class Unbound:
+    """Raises wherever its class is asked for."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise LookupError("not there")
+
+
 class Slotted:
     """Without a dictionary."""
 
@@ -60,10 +69,11 @@ class Slotted:
 def counting() -> Callable[[], int]:
     count = 0
 
-    def function(kept: list[int] = []) -> int:  # noqa: B006
+    def function(kept: list[int] = [], *, calls: list[int] = []) -> int:  # noqa: B006
         nonlocal count
         count += 1
         kept.append(count)
+        calls.append(count)
         return len(kept) + count
 
     return function
@@ -102,7 +112,16 @@ def test_whatever_holds_it_is_found_under_the_scripts_name(held: Callable[[nn.Mo
 
 
 @pytest.mark.parametrize(
-    "kept", [Average(), SimpleNamespace(count=3), Namespace(rate=0.1), Slotted(), random.Random(1)]
+    "kept",
+    [
+        *(Average(lock=lock()) for lock in (threading.Lock, threading.RLock, threading.Condition, threading.Event)),
+        Average(unbound=Unbound()),
+        Average(),
+        SimpleNamespace(count=3),
+        Namespace(rate=0.1),
+        Slotted(),
+        random.Random(1),
+    ],
 )
 def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
     assert found([], it=kept, inside={"it": [kept]}) == ["object it"]
@@ -110,9 +129,11 @@ def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
 
 def test_what_threads_use_and_what_gives_the_order_of_data_is_left_alone() -> None:
     loader = Loader(state=Average())
-    frame: Any = SimpleNamespace(f_locals={"busy": Average(lock=threading.Lock()), "loader": loader}, f_globals={})
+    with ThreadPoolExecutor() as pool:
+        busy, pooled = Average(thread=threading.Thread(target=print)), Average(pool=pool)
+    frame: Any = SimpleNamespace(f_locals={"busy": busy, "pooled": pooled, "loader": loader}, f_globals={})
     names = [each.name for each in keepers([frame], [], loader)]
-    assert not {"object busy", "object loader.state"} & set(names)
+    assert not {"object busy", "object pooled", "object loader.state"} & set(names)
 
 
 def test_a_loader_that_holds_what_is_protected_is_found_and_so_is_a_trainer_whose_method_is_the_loader() -> None:
@@ -154,7 +175,7 @@ def test_they_are_put_back_and_told_with_the_variables_of_the_script() -> None:
     [
         (Slotted, lambda it: setattr(it, "count", 5), lambda it: it.count),
         (lambda: type("Kind", (Options,), {"rate": 1.0}), lambda it: setattr(it, "rate", 0.5), lambda it: it.rate),
-        (counting, lambda it: it(), lambda it: (it.__closure__[0].cell_contents, it.__defaults__)),
+        (counting, lambda it: it(), lambda it: (it.__closure__[0].cell_contents, it.__defaults__, it.__kwdefaults__)),
         (lambda: random.Random(1), lambda it: it.random(), lambda it: it.getstate()),
         (lambda: np.random.default_rng(1), lambda it: it.random(), lambda it: it.bit_generator.state),
         (lambda: np.random.RandomState(1), lambda it: it.rand(), lambda it: it.get_state()[2]),
@@ -336,4 +357,6 @@ def test_what_is_told_fits_into_one_message() -> None:
     for parts in vars(grown).values():
         parts[0] = torch.ones(1_900_000)
     told = variables.encoded()
-    assert len(told) == 6 and sum(map(len, told.values())) < 48 << 20
+    beyond = {place for place in told if place.startswith("\t")}
+    assert len(told) == 8 and sum(map(len, told.values())) < 48 << 20
+    assert beyond == {"\tobject grown\npart6", "\tobject grown\npart7"}

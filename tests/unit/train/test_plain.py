@@ -118,9 +118,11 @@ def test_what_arrives_is_taken_over_in_place_or_instead(present: Any, arrived: A
     assert present == arrived and type(present) is type(arrived)
 
 
-def test_a_default_of_missing_keys_is_that_of_what_is_here() -> None:
+@pytest.mark.parametrize("begun", [["a"], []])
+def test_a_default_of_missing_keys_is_that_of_what_is_here(begun: list[str]) -> None:
     nested: defaultdict[str, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    nested["a"]["x"].append(1)
+    for key in begun:
+        nested[key]["x"].append(1)
     arrived = decode(encode({"a": {"x": [1, 2]}, "b": {"y": [3]}}))
     taken: Any = take_over(nested, arrived, in_place=True)
     assert taken is nested

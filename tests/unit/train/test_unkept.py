@@ -1,7 +1,10 @@
 """Values that nobody carries are named where a newcomer lacks them, by a fingerprint; those that are alike are not."""
 
+import array
+import collections
 import enum
 import functools
+import io
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -63,6 +66,43 @@ def an_enum() -> Any:
     return Inside
 
 
+class History(list[int]):
+    """A list of a script's own kind."""
+
+
+class Options(dict[str, int]):
+    """A dictionary whose items are attributes."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class Unbound:
+    """Raises wherever its class is asked for."""
+
+    count = 0
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise LookupError("not there")
+
+
+def add_to(items: list[int], number: int) -> None:
+    items.append(number)
+
+
+def call(*words: int) -> Callable[[Any], None]:
+    return lambda box: box.value(*words)
+
+
+def add(attribute: str) -> Callable[[Any], None]:
+    return lambda box: setattr(box.value, attribute, 1)
+
+
+def bind(value: Any) -> Callable[[Any], None]:
+    return lambda box: setattr(box, "value", value)
+
+
 def lacking(change: Callable[[Any], object], make: Callable[[], Any], *, alike: bool = False) -> list[str]:
     """Names that a newcomer tells that begins with what `make` gives, where its giver has changed that."""
     box = Box(make())
@@ -84,6 +124,10 @@ def advance(box: Any) -> None:
 
 def drawn() -> Iterator[int]:
     yield from range(10)
+
+
+def drawn_again() -> Iterator[int]:
+    yield from range(9)
 
 
 def a_cache() -> Callable[[str], list[int]]:
@@ -111,6 +155,26 @@ FORMS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
     "a cycle": (advance, lambda: itertools.cycle([1, 2, 3])),
     "a generator": (advance, drawn),
     "an object made later": (lambda box: setattr(box, "value", Box(1)), lambda: None),
+    "a kind of list": (lambda box: box.value.append(1), History),
+    "a kind of dictionary": (add("count"), lambda: Options(count=0)),
+    "a kind of array": (set_value(0, 1.0), lambda: np.zeros(3).view(np.recarray)),
+    "a user's dictionary": (set_value("a", 1), lambda: collections.UserDict(a=0)),
+    "an array of numbers": (set_value(0, 1.0), lambda: array.array("d", [0.0])),
+    "bytes that change": (set_value(0, 1), lambda: bytearray(3)),
+    "a text in memory": (lambda box: box.value.write("a"), io.StringIO),
+    "a partial with a list": (call(1), lambda: functools.partial(add_to, [0])),
+    "a count's method": (call(), lambda: itertools.count().__next__),
+    "another function": (bind(drawn_again), lambda: drawn),
+    "another class": (bind(History), lambda: Options),
+    "a date of numpy's": (bind(np.datetime64("2020-01-02")), lambda: np.datetime64("2020-01-01")),
+    "a shape": (bind(torch.Size([2])), lambda: torch.Size([1])),
+    "a seed that was divided": (lambda box: box.value.spawn(1), lambda: np.random.SeedSequence(1)),
+    "a sparse tensor by rows": (lambda box: box.value.values().mul_(2), lambda: torch.eye(3).to_sparse_csr()),
+    "texts, in their middle": (set_value(700, "b"), lambda: ["a"] * 1_500),
+    "a deque of objects": (lambda box: add("value")(Box(box.value[0])), lambda: collections.deque([Box(0)])),
+    "a set of objects": (lambda box: add("value")(Box(next(iter(box.value)))), lambda: {Box(0)}),
+    "many objects": (lambda box: add("value")(Box(box.value[-1])), lambda: [Box(0) for _ in range(300)]),
+    "an object without a class": (lambda box: object.__setattr__(box.value, "count", 1), Unbound),
     "a cache of lists": (lambda box: box.value("a").append(5), a_cache),
 }
 
@@ -121,9 +185,17 @@ def test_what_a_newcomer_lacks_is_named_and_what_it_has_is_not(form: str) -> Non
     assert lacking(*FORMS[form], alike=True) == []
 
 
+def test_what_objects_hold_far_inside_is_named_by_the_last_that_is_followed() -> None:
+    def make() -> Box:
+        return Box(Box(Box(Box(Box(0)))))
+
+    names = lacking(lambda box: add("value")(box.value.value.value.value), make)
+    assert names == ["thing.value.value.value.value"]
+
+
 EQUAL: dict[str, Callable[[], Any]] = {
     "losses without a number": lambda: [float("nan")] * 1_500,
-    "an enum of objects": lambda: [Box(0), cast(Any, enum.Enum("Made", {"A": object()}))["A"]],
+    "an enum of objects": lambda: [object(), cast(Any, enum.Enum("Made", {"A": object()}))["A"]],
     "an array of objects": lambda: np.array([Box(0), None]),
 }
 

@@ -99,11 +99,6 @@ class Scene:
         return [worker for worker in others if worker.worker not in placed]
 
     @property
-    def warm_standbys(self) -> list[WorkerSeen]:
-        """The standbys that can take over at once."""
-        return [worker for worker in self.standbys if worker.state is WorkerState.WARM]
-
-    @property
     def step(self) -> StepNo:
         """The step in progress: the step after the newest one that any rank committed."""
         last = self.ledger.last_step

@@ -7,6 +7,7 @@ between two listings an entry can disappear or be added.
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,8 @@ class CacheFolder:
         total = 0
         with contextlib.suppress(OSError), os.scandir(self.root) as folders:
             for folder in folders:
-                if folder.path != str(self.path) and folder.is_dir(follow_symlinks=False) and _is_identity(folder.name):
+                other = folder.path != str(self.path) and folder.is_dir(follow_symlinks=False)
+                if other and re.fullmatch("[0-9a-f]{32}", folder.name):
                     total += sum(size for _, size in _entries(folder.path))
         return total
 
@@ -177,10 +179,6 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
-
-
-def _is_identity(name: str) -> bool:
-    return len(name) == 32 and all(letter in "0123456789abcdef" for letter in name)
 
 
 def _entries(folder: str) -> Iterator[tuple[Key, int]]:

@@ -225,9 +225,10 @@ def _check_mapping(value: MutableMapping[Any, Any], path: str) -> None:
         raise NotCacheable(f"{path}: a {kind.__qualname__} made from its pairs has others")
     before, after = _public(value), _public(again)
     for name in before.keys() | after.keys():
-        mine, its = before.get(name), after.get(name)
+        mine, its = cast(Any, before.get(name)), cast(Any, after.get(name))
         if mine is not its and (type(mine) not in (int, str, bool, float) or mine != its):
-            if isinstance(mine, dict) and isinstance(its, dict) and _same_items(mine, its):
+            alike = isinstance(mine, dict) and isinstance(its, dict) and list(mine) == list(its)
+            if alike and all(mine[key] is its[key] for key in mine):
                 continue  # the attribute in which it stores its pairs
             raise NotCacheable(f"{path}: a {kind.__qualname__} made from its pairs has another attribute {name}")
 
@@ -235,10 +236,6 @@ def _check_mapping(value: MutableMapping[Any, Any], path: str) -> None:
 def _public(value: object) -> dict[str, Any]:
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
     return {name: item for name, item in attributes.items() if not name.startswith("_")}
-
-
-def _same_items(mine: dict[Any, Any], its: dict[Any, Any]) -> bool:
-    return list(mine) == list(its) and all(mine[key] is its[key] for key in mine)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ FORMAT = 2
 MANIFEST = "regrow.json"
 MARK = "regrow.unfinished"
 UNFINISHED = ".unfinished-"
-ID_BYTES = 6
 _NAME = re.compile(r"step-(\d+)(?:-[0-9a-f]{12})?")
 _UNFINISHED = re.compile(r"\.unfinished-(?:([0-9a-f]{12})-)?(?:step-)?\d+.*")
 NO_SEAL = "0" * 16

@@ -25,6 +25,11 @@ class FollowedObjects:
         self._outside, self._new = things, self._keepers is not None
         self._all = [each for each in self._all if not each.is_in(things)]
 
+    def missed(self, thing: object) -> list[tuple[str, object]]:
+        """Attributes of an object of the script's own that nobody looks after."""
+        known = id(thing) in self._outside or any(each.is_in({id(thing): thing}) for each in self._all)
+        return [] if known or self._keepers is None else self._keepers.left_over(thing)
+
     def now(self, variables: list[dict[str, object]], frames: Iterable[FrameType]) -> list[Attributes]:
         """Those that there are now. `variables`: of the script's calls, innermost first; `frames`: generators' too."""
         named = {name: value for values in reversed(variables) for name, value in values.items()}

@@ -19,7 +19,7 @@ from regrow.train.script.source import is_scripts
 
 MOST_ITEMS = 2_000
 """Larger containers are not looked into."""
-_MOST_HOLDERS = 5_000
+_MOST_HOLDERS, _ENDS = 5_000, (int, float, complex, str, bytes, type(None), torch.Tensor)
 _MODULES_OWN = frozenset(vars(nn.Module()))
 _OPTIMIZERS_OWN = frozenset({"state", "param_groups", "defaults"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -110,12 +110,9 @@ def _held(name: str, thing: object, holder: AttributeHolder | None) -> Iterable[
         found += ((name, getattr(thing, key, None)) for key in _ON_TENSORS)
     if holder is not None:
         values = list(holder.values.items())
-        found += ((f"{name}.{key}", each) for key, each in values if key not in holder.own and _leads_on(each))
+        leading = ((key, each) for key, each in values if key not in holder.own and not isinstance(each, _ENDS))
+        found += ((f"{name}.{key}", each) for key, each in leading)
     return found
-
-
-def _leads_on(value: object) -> bool:
-    return not isinstance(value, int | float | complex | str | bytes | type(None) | torch.Tensor)
 
 
 def _few(items: dict[object, object]) -> list[tuple[object, object]]:

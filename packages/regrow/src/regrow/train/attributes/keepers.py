@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import EnumMeta
 from functools import partial
-from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from regrow.core.process.own_code import OWN_PACKAGES, is_own_name
 from regrow.train.attributes.holders import OF_THREADS
 from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells, nbytes_of
-from regrow.train.attributes.slots import slots
-from regrow.train.graphs.kinds import OF_LIBRARIES
+from regrow.train.graphs.kinds import OF_LIBRARIES, slot_values
 from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
 _DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
@@ -70,6 +69,10 @@ class Keepers:
         self._of_loader = _all_in(loader)
         self.left_out = ""  # beyond the bounds, in words
 
+    def left_over(self, thing: object) -> list[tuple[str, object]]:
+        """Attributes of an object of the script's own, unless it is of the loader, of a thread or protected."""
+        return [] if id(thing) in self._inside | self._of_loader or not _is_own(thing) else _attributes("", thing)
+
     def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
         """Those that are reached from variables of the script's calls, and from its modules; or from `roots` alone."""
         found: list[Attributes] = [ProcessSettings()] if self._around and roots is None else []
@@ -100,21 +103,25 @@ class Keepers:
 
 
 def _is_followed(thing: object) -> bool:
-    """True for the script's own, but for what threads use and what data is read by."""
+    """True for the script's own, but for what holds a thread or a pool, and what data is read by."""
     if isinstance(thing, ModuleType):
         return True
     if isinstance(thing, type):
         return not isinstance(thing, EnumMeta)
     if isinstance(thing, FunctionType):
-        keeps = thing.__closure__ or thing.__defaults__ or vars(thing) or thing.__name__ in thing.__code__.co_names
-        return bool(keeps) and is_script(thing.__code__.co_filename)
+        keeps = thing.__closure__, thing.__defaults__, thing.__kwdefaults__, vars(thing)
+        return is_script(thing.__code__.co_filename) and (any(keeps) or thing.__name__ in thing.__code__.co_names)
     if isinstance(thing, Generator | ContextVar):
         return not any(thing is each for each in OF_LIBRARIES)
-    if isinstance(thing, (*_NOT_FOLLOWED, *OF_THREADS)) or (
-        type(thing) not in _PLAIN_KINDS and not is_scripts(type(thing))
-    ):
+    return _is_own(thing)
+
+
+def _is_own(thing: object) -> bool:
+    kind = type(thing)
+    if issubclass(kind, (*_NOT_FOLLOWED, *OF_THREADS)) or (kind not in _PLAIN_KINDS and not is_scripts(kind)):
         return False
-    return not any(isinstance(each, OF_THREADS) for _, each in _attributes("", thing))
+    inside = map(type, dict(_attributes("", thing)).values())
+    return not any(issubclass(each, threading.Thread) or hasattr(each, "submit") for each in inside)
 
 
 def _counts(thing: object) -> bool:
@@ -128,7 +135,7 @@ def _counts(thing: object) -> bool:
 def _within(thing: object) -> Iterator[object]:
     for _, each in _attributes("", thing):
         yield each
-        yield from (inner for _, inner in _held("", each) if isinstance(each, dict | list | tuple))
+        yield from (inner for _, inner in _held("", each) if issubclass(type(each), dict | list | tuple))
 
 
 def _reaches(thing: object, protected: Collection[int]) -> bool:
@@ -139,17 +146,17 @@ def _reaches(thing: object, protected: Collection[int]) -> bool:
         seen.update(map(id, near))
         if any(id(each) in protected for each in near):
             return True
-        near = [inner for each in near for inner in _all_of(each) if not isinstance(inner, ModuleType)]
+        near = [inner for each in near for inner in _all_of(each) if type(inner) is not ModuleType]
     return bool(near)
 
 
 def _all_of(thing: object) -> Iterable[object]:
-    if isinstance(thing, nn.Module):
-        return [*thing.modules(), *thing.parameters()]
+    if issubclass(type(thing), nn.Module):
+        return [*cast(nn.Module, thing).modules(), *cast(nn.Module, thing).parameters()]
     if type(thing) in (list, tuple, set, frozenset, deque):
         return cast(Iterable[object], thing)
-    if isinstance(thing, dict):
-        return dict.values(thing)
+    if issubclass(type(thing), dict):
+        return dict.values(cast(dict[object, object], thing))
     return [each for _, each in _held("", thing) if each is not type(thing)]
 
 
@@ -195,7 +202,7 @@ def _parts(name: str, thing: object) -> Iterable[tuple[str, object]]:
         inner = getattr(thing, "__wrapped__", None)
         mine = is_script(thing.__code__.co_filename)
         return [(f"{name}.{key}", each.cell_contents) for key, each in cells(thing)] + [(name, inner)] if mine else ()
-    if isinstance(thing, MethodType):
+    if isinstance(thing, MethodType | BuiltinMethodType):
         return [(name, thing.__self__)]
     if isinstance(thing, partial):
         return [(name, each) for each in (thing.func, *thing.args, *thing.keywords.values())]
@@ -212,7 +219,7 @@ def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
         plain = dict(getattr(thing, "__dict__", {}))
     except Exception:  # noqa: BLE001  as in `_held`
         plain = {}
-    return [(f"{name}.{key}", each) for key, each in plain.items()] + list(slots(name, thing))
+    return [(f"{name}.{key}", each) for key, each in {**plain, **slot_values(thing)}.items()]
 
 
 def _all_in(loader: object) -> set[int]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from regrow.hydration.codec import decode, encode
-from regrow.train.attributes.slots import slots
+from regrow.train.graphs.kinds import slot_values
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 LARGEST_ARRAY = 8 << 20
@@ -82,8 +82,9 @@ class Attributes:
         values = {key: value for key, value in there.items() if key not in _MODULES_OWN}
         if isinstance(thing, FunctionType):
             values |= {key: cell.cell_contents for key, cell in cells(thing)}
-            values |= {f"default {at}": each for at, each in enumerate(thing.__defaults__ or ())}
-        return values | {path[1:]: each for path, each in slots("", thing)}
+            defaults = [*enumerate(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
+            values |= {f"default {at}": each for at, each in defaults}
+        return values | slot_values(thing)
 
     def write(self, values: Mapping[str, object]) -> None:
         """Set some, past what the object makes of that."""

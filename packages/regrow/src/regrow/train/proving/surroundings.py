@@ -23,7 +23,7 @@ from torch import nn
 
 from regrow.core.process.own_code import is_own_name, own_folders
 from regrow.train.attributes.kept_values import position
-from regrow.train.attributes.slots import slots
+from regrow.train.graphs.kinds import slot_values
 from regrow.train.proving import hidden
 from regrow.train.proving.digesting import digest_array, digest_bytes, digest_tensor, digest_text
 from regrow.train.proving.trace import SeenAround
@@ -179,7 +179,7 @@ def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
-    yield from slots(path, value)
+    yield from ((f"{path}.{name}", each) for name, each in slot_values(value).items())
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return

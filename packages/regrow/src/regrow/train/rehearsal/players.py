@@ -26,7 +26,9 @@ class Players:
         taken = [each for frame in frames for each in _whose_reset_is_used(frame)] if shown else []
         self._of_libraries = any(map(_has_spaces, shown))
         self._looks = [
-            (each, environments.look(each)) for each in shown if _is_one(each, taken) or _returns_array(each)
+            (each, environments.look(each))
+            for each in shown
+            if any(one is each or one is _SOME for one in taken) or _returns_array(each)
         ]
 
     def __bool__(self) -> bool:
@@ -76,10 +78,6 @@ def _has_spaces(thing: object) -> bool:
 
 _SOME = object()
 """An object that the text does not determine: it is a function's argument, or held by another object."""
-
-
-def _is_one(thing: object, among: Iterable[object]) -> bool:
-    return any(each is thing or each is _SOME for each in among)
 
 
 def _whose_reset_is_used(frame: FrameType) -> Iterator[object]:

@@ -19,8 +19,7 @@ from regrow.comm.torch_private.internals import schedulers_in
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
 from regrow.train.attributes.kept_values import Generator, position, state_of
-from regrow.train.attributes.slots import slots
-from regrow.train.graphs.kinds import OF_LIBRARIES, says_its_state
+from regrow.train.graphs.kinds import OF_LIBRARIES, says_its_state, slot_values
 from regrow.train.graphs.object_graph import living
 from regrow.train.graphs.walk import own_state
 from regrow.train.rehearsal import environments, iterators
@@ -323,4 +322,5 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
         return ()
     # The parts of a module are looked at with it.
     plain = list(vars(thing).items()) if hasattr(thing, "__dict__") else []
-    return [(f"{name}.{key}", each) for key, each in plain if key not in _OF_MODULES] + list(slots(name, thing))
+    shown = [each for each in plain if each[0] not in _OF_MODULES]
+    return [(f"{name}.{key}", each) for key, each in (*shown, *slot_values(thing).items())]

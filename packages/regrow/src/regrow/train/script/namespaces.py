@@ -91,8 +91,8 @@ def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, objec
     near = list(functions)
     while near:
         function = near.pop()
-        function = function.__func__ if isinstance(function, MethodType) else function
-        if not isinstance(function, FunctionType) or id(function.__globals__) not in known:
+        function = function.__func__ if type(function) is MethodType else function
+        if type(function) is not FunctionType or id(function.__globals__) not in known:
             continue
         names = {*function.__code__.co_names, *function.__code__.co_freevars} - used
         used |= names
@@ -105,4 +105,4 @@ def functions_elsewhere() -> Iterator[object]:
     for number in signal.valid_signals():
         yield signal.getsignal(number)
     for thread in threading.enumerate():
-        yield getattr(thread, "_target", None)
+        yield from (getattr(thread, "_target", None), type(thread).run)

@@ -61,7 +61,8 @@ class Looker:
             self._keepers = [
                 name
                 for name, thing in self._roster.objects.items()
-                if not isinstance(thing, ObjectGraph) and _large(thing.state_dict())  # a graph is copied each time
+                if not isinstance(thing, ObjectGraph)  # a graph is copied each time
+                and (large_tensors(held := thing.state_dict()) or large_arrays(held))
             ]
         for name in self._keepers:
             state = self._roster.objects[name].state_dict()
@@ -99,10 +100,6 @@ class Looker:
         mine = sum(local(parameters[name]).nbytes for name in owned)
         others = sum(local(parameter).nbytes for name, parameter in parameters.items() if name not in owned)
         return frozenset(parameters) if not owned or others <= _AT_MOST * mine else owned
-
-
-def _large(state: object) -> bool:
-    return bool(large_tensors(state) or large_arrays(state))
 
 
 def _digest(tensor: torch.Tensor) -> int:

@@ -4,6 +4,7 @@ Plain are None, bool, int, float, complex, numpy's numbers, decimals, fractions,
 dictionaries, sets and deques of plain values; and arrays, where that is asked for (`Keep`).
 """
 
+import contextlib
 import enum
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -312,6 +313,9 @@ def _typed(like: object, value: object) -> object:
     here = cast(dict[object, object], like)
     # A value that is not here is taken for one like the others.
     another = next(iter(here.values()), None) if type(like) is defaultdict else None
+    if type(like) is defaultdict and another is None and dict in map(type, value.values()):
+        with contextlib.suppress(Exception):  # of the script's code
+            another = cast(Any, like).default_factory()
     items = {key: _typed(here.get(key, another), item) for key, item in value.items()}
     return defaultdict(like.default_factory, items) if type(like) is defaultdict else items
 

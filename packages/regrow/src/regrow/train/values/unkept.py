@@ -10,9 +10,10 @@ import functools
 import gc
 import marshal
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import CodeType, GeneratorType
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,13 @@ from regrow.train.values.arrays import ARRAYS, Array, Keep, hashed, is_freed
 from regrow.train.values.plain import ATOMS, PLAIN, has_grown, plain_kind, stays_here
 from regrow.train.values.spaces import Spaces
 
-_DEEP, _LAST, _WHOLE = 4, 8, 32 << 20
-"""Levels of containers, last items of each, and bytes of an array that are looked at."""
-_NUMBERS, _CACHED = frozenset({bool, int, float, complex}), type(functools.lru_cache(lambda: None))
+_DEEP, _LAST, _WIDE, _WHOLE = 4, 8, 256, 32 << 20
+"""Levels of containers, last items of each, members of a set, and bytes of an array that are looked at."""
+_NUMBERS, _CACHED = frozenset({bool, int, float, complex, str, bytes}), type(functools.lru_cache(lambda: None))
+_BASES, _SHOWN = PLAIN | {np.ndarray}, (range, slice, torch.device)
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
+_SHORT: dict[str, Callable[[Any], object]] = {"numpy": lambda seed: repr(seed.state), "pandas": len, "polars": len}
+_REDUCED = {"builtins", "itertools", "functools", "collections", "_io", "weakref", "_weakrefset", "uuid", *_SHORT}
 _LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
 _WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 _Kept = Mapping[str, Mapping[str, object]]
@@ -41,6 +46,7 @@ class Unkept:
     def __init__(self, spaces: Spaces, is_clock: Callable[[object], bool]) -> None:
         self._spaces, self._is_clock = spaces, is_clock
         self._begun: _Marks | None = None
+        self._seen: set[int] = set()  # objects that were looked into for one place
 
     def begin(self, kept: _Kept) -> list[str]:
         """The loop begins here, if it has not yet. Returns places that have changed since."""
@@ -71,7 +77,8 @@ class Unkept:
                 carried = not isinstance(space, Namespace) or self._spaces.arrays_named(key) is not Keep.NOT
                 if carried or (reads is not None and key not in reads.written) or type(value) is _CACHED:
                     with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
-                        look, arrays = self._look(value, 0, there := list[Array]()), type(value) in ARRAYS
+                        self._seen.clear()
+                        look, arrays = self._look(value, 0, there := list[Array]()), issubclass(type(value), Array)
                         digest = xxhash.xxh3_64_digest(repr(look).encode("utf-8", "surrogatepass"))
                         found[f"{name}\n{key}"] = digest, bool(there), weakref.ref(value) if arrays else lambda: None
         return found
@@ -79,55 +86,69 @@ class Unkept:
     def _look(self, value: Any, deep: int, arrays: list[Array]) -> object:
         """Something whose text tells the value from others of its kind."""
         kind, items = plain_kind(type(value)), list[Any]()
+        kind = next((each for each in kind.__mro__ if each in _BASES), kind)  # a kind of its own builds on it
         if kind in ARRAYS:
             arrays.append(value)
             return _of_array(value)
-        if issubclass(kind, enum.Enum):
+        if issubclass(type(value), enum.Enum):
             return type(value).__qualname__, repr(value._name_)
-        if kind in ATOMS or kind is range:
+        if kind in ATOMS or kind in _SHOWN or issubclass(kind, np.generic):
             return "clock" if self._is_clock(value) else (len(text := repr(value)), text[:200], text[-200:])
         if deep >= _DEEP:
             return kind.__qualname__
-        if kind in PLAIN:
+        if kind not in PLAIN:
+            items = self._inside(value, kind)
+        else:
             items, is_set = list(value.values() if isinstance(value, dict) else value), kind in (set, frozenset)
             names = list(value) if isinstance(value, dict) else []
             if _NUMBERS.issuperset(map(type, items)) and not any(map(self._is_clock, items[-_LAST:])):
                 named = [each for each in names if type(each) is str or type(each) in _NUMBERS]
                 return xxhash.xxh3_64_intdigest(marshal.dumps([named, sorted(items, key=repr) if is_set else items], 2))
-            items = [len(items), *names[-_LAST:], *([] if is_set else items[-_LAST:])]
-        elif kind is _CACHED:  # of what never changes, no rank needs what another has found out
+            if is_set and len(items) <= _WIDE:
+                items = sorted(repr(self._look(each, deep + 1, arrays)) for each in items)
+            items = [len(items), *names[-_LAST:], *items[-_LAST:]]
+        return kind.__qualname__, [self._look(each, deep + 1, arrays) for each in items]
+
+    def _inside(self, value: Any, kind: type) -> list[Any]:
+        """Things that tell an object from others of its kind."""
+        if kind is _CACHED:  # of what never changes, no rank needs what another has found out
             found = [each for each in gc.get_referents(value) if each is not vars(value)]
             if value.cache_parameters()["maxsize"] is None:
                 found = [each for table in found if type(table) is dict for each in table.values()]
             tables = [id(each) for each in found if type(each) is dict and _LINK in str(list(map(type, each.values())))]
-            items = [each for each in found if type(each) in _CHANGING and each and id(each) not in tables]
-        elif kind is GeneratorType and (frame := value.gi_frame) is not None:
+            return [each for each in found if type(each) in _CHANGING and each and id(each) not in tables]
+        if kind is GeneratorType and (frame := value.gi_frame) is not None:
             there = [each for each in Namespace("", frame).read().values() if plain_kind(type(each)) in ATOMS]
-            items = [frame.f_lasti, *there]
-        elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
-            items = list(value.__reduce__()[1:])
-        elif kind.__module__.partition(".")[0] in ("pandas", "polars", "array", "collections"):
-            items = [len(value)]
-        return kind.__qualname__, [self._look(each, deep + 1, arrays) for each in items]
+            return [frame.f_lasti, *there]
+        if kind in _CODE:
+            return [value.__qualname__, getattr(getattr(value, "__code__", None), "co_firstlineno", 0)]
+        if kind in (array, bytearray, memoryview):
+            return [xxhash.xxh3_64_intdigest(value)]
+        if (package := kind.__module__.partition(".")[0]) in _REDUCED:
+            with contextlib.suppress(TypeError, AttributeError):  # of those that have no content to be copied
+                return [_SHORT[package](value)] if package in _SHORT else list(value.__reduce_ex__(2)[1:])
+        if id(value) in self._seen or len(self._seen) >= _WIDE:
+            return []
+        self._seen.add(id(value))
+        return [each for pair in self._spaces.objects.missed(value) for each in pair]
 
 
 def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
     found = {}
-    for place, (mark, has_arrays, array) in now.items():
+    for place, (mark, has_arrays, get) in now.items():
         former, _, same = before.get(place, (b"", False, lambda: None))
         if former != mark:
-            written = array() is not None and same() is array()
+            written = get() is not None and same() is get()
             if not has_arrays or written or _carries(place.partition("\n")[2]):
                 found[place] = mark
     return found
 
 
 def _of_array(thing: Array) -> object:
-    if isinstance(thing, torch.Tensor) and thing.layout is torch.sparse_coo:
-        parts = thing.detach().coalesce()
+    if isinstance(thing, torch.Tensor) and thing.layout is not torch.strided:
+        parts = thing.detach().to_sparse(layout=torch.sparse_coo).coalesce()
         return [_of_array(parts.indices()), _of_array(parts.values())]
-    hidden = thing.dtype.hasobject if isinstance(thing, np.ndarray) else thing.layout is not torch.strided
-    if hidden or is_freed(thing):
+    if is_freed(thing) or (isinstance(thing, np.ndarray) and thing.dtype.hasobject):
         return thing.shape
     return hashed(thing if thing.nbytes <= _WHOLE else thing.reshape(-1)[:: 1 + thing.nbytes // _WHOLE])
 

@@ -315,8 +315,9 @@ class Variables:
                 made = self._made.get((name, key), []) if type(value) is bool else []
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
                 data = Sent(in_place, value, made, by_all).encoded()
-                if (room := room - len(data)) >= 0:
-                    reported[f"{name}\n{key}"] = data
+                fits, place = len(data) <= room, f"{name}\n{key}"
+                room -= len(data) if fits else 0
+                reported |= {place: data} if fits else {_UNKEPT + place: b"?"} if tail != 0 else {}
 
     def carried(self, places: Iterable[str]) -> list[str]:
         """Those that a body may read before it writes them, and attributes that no rank finds out for itself."""

@@ -256,7 +256,7 @@ def _every(pieces: list[_Piece], tensors: Mapping[str, torch.Tensor]) -> dict[st
     """Digests of all pieces, in groups of neighbours if there are many."""
     size = max(1, -(-len(pieces) // _MOST_NAMES))
     found = {}
-    for group in _batched(pieces, size):
+    for group in (pieces[at : at + size] for at in range(0, len(pieces), size)):
         total = xxhash.xxh3_64()
         for piece in group:
             entry = piece.entry
@@ -265,10 +265,6 @@ def _every(pieces: list[_Piece], tensors: Mapping[str, torch.Tensor]) -> dict[st
         names = group[0].name if len(group) == 1 else f"{group[0].name} to {group[-1].name}"
         found[names] = total.intdigest()
     return found
-
-
-def _batched(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
-    return (pieces[at : at + size] for at in range(0, len(pieces), size))
 
 
 def _made(state: ProtectedState, entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
