@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -11,14 +12,17 @@ from tests.schedules.test_membership_schedules import job, run_survivable, soak
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
-from regrow.core.ids import Rank
+from regrow.core.ids import Rank, StepNo
+from regrow.core.messages.orders import SpawnWorker
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import JobEnded
+from regrow.membership.recovery.stopping import Stopping
 from regrow_lab.sim.draws import draw
-from regrow_lab.sim.faults import SimFault
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.invariants import InvariantBroken
 from regrow_lab.sim.network import NetworkConditions
 from regrow_lab.sim.schedule import Promised, SimSchedule, replay_lines
-from regrow_lab.sim.script import Doing
+from regrow_lab.sim.script import Doing, SimScript
 
 PRINTS = """
 from regrow_lab.sim.draws import draw
@@ -63,6 +67,37 @@ def test_replays_print_the_same_in_processes_that_order_sets_in_other_ways() -> 
 
 def test_a_stop_that_waits_for_its_checkpoint_leaves_no_deadline_behind() -> None:
     assert list(replay_lines(SimSchedule.of_code(BROKE_ONCE)))[-1].startswith("ended with code 75")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_stop_during_a_restart_from_memory_waits_until_the_ranks_have_brought_the_state_to_disk(late: bool) -> None:
+    """Only the agents have it, so the workers are started; a fault after the stop starts none again."""
+    wrong = [
+        SimFault("refuted", Rank(0), Doing.COMPUTING, nth=2),
+        SimFault("kill", Rank(1), Doing.REDUCING, nth=5),
+        *([SimFault("kill", Rank(2), Doing.BUILDING, nth=4, after=0.5)] if late else []),
+    ]
+    schedule = SimSchedule(
+        job(2, nodes=2, durable=True, checkpoint_every=60.0),
+        SimScript(until=StepNo(20), build=1.0),
+        NetworkConditions(late_exit=8.0),
+        injected=wrong,
+        requests=[SimRequest("stop", 6.0, grace=30.0)],
+        seed=1,
+    )
+    end = schedule.run(world := schedule.world())
+    started = [order for _, order in world.log if isinstance(order, SpawnWorker) and order.role is Role.RANK]
+    assert (end.code, len(started)) == (75, 8)
+    assert world.disk.durable >= 4 if not late else "is not started again" in end.diagnosis
+
+
+def test_a_machine_that_starts_all_again_after_a_stop_breaks_the_law() -> None:
+    late = SimFault("kill", Rank(0), Doing.BUILDING, after=0.5)
+    with (
+        patch.object(Stopping, "requested", lambda *_: None),
+        pytest.raises(InvariantBroken, match="no restart is decided for a job that was asked to stop"),
+    ):
+        SimSchedule(job(2), injected=[late], requests=[SimRequest("stop", 0.2, grace=30.0)]).run()
 
 
 def test_what_a_schedule_that_fails_says_shows_its_run_again(capsys: pytest.CaptureFixture[str]) -> None:

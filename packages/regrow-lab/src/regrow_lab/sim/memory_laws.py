@@ -34,6 +34,8 @@ class MemoryLaws:
         """By node and part of the state: the step of the copy there."""
         self._times = 0
         """Number of starts of all workers from memory since a generation was formed."""
+        self._from_memory = False
+        """True if the last restart of all workers is from memory, and has formed no generation yet."""
         self.refuted = False
         """True if no newcomer may be used any more."""
         self.doubtful = False
@@ -69,13 +71,18 @@ class MemoryLaws:
         self._kept.pop(node, None)
 
     def spawned(self, order: orders.SpawnWorker) -> None:
-        """Check the start of a worker."""
-        again = order.role is Role.RANK and self.stop_by is not None
+        """Check the start of a worker.
+
+        A restart from memory that was decided before the stop goes on: only the ranks can bring that state to the disk.
+        """
+        again = order.role is Role.RANK and self.stop_by is not None and not self._from_memory
         self._require(not again, f"{order.worker} is started, of a job that was asked to stop")
 
     def restarted(self, text: str, parts: Collection[str]) -> bool:
         """Check a restart of all workers; True if it is from the state in memory."""
-        if IN_MEMORY in text:
+        self._require(self.stop_by is None, "no restart is decided for a job that was asked to stop")
+        self._from_memory = IN_MEMORY in text
+        if self._from_memory:
             self._times += 1
             return True
         held = self.covered(parts)
@@ -97,7 +104,7 @@ class MemoryLaws:
 
     def stood(self) -> None:
         """Record that a generation has formed."""
-        self._times = 0
+        self._times, self._from_memory = 0, False
 
     def covered(self, parts: Collection[str]) -> StepNo:
         """The newest step of which the nodes together have all parts."""
