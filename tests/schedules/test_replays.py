@@ -13,11 +13,11 @@ from tests.schedules.test_membership_schedules import job, run_survivable, soak
 from regrow.cli import main
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo
-from regrow.core.messages.orders import SpawnWorker
+from regrow.core.messages.orders import FenceWorker, SpawnWorker
 from regrow.core.messages.vocabulary import Role
 from regrow.core.records import JobEnded
 from regrow.membership.recovery.stopping import Stopping
-from regrow_lab.sim.draws import draw
+from regrow_lab.sim.draws import draw, draw_replacing
 from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.invariants import InvariantBroken
 from regrow_lab.sim.network import NetworkConditions
@@ -89,6 +89,21 @@ def test_a_stop_during_a_restart_from_memory_waits_until_the_ranks_have_brought_
     started = [order for _, order in world.log if isinstance(order, SpawnWorker) and order.role is Role.RANK]
     assert (end.code, len(started)) == (75, 8)
     assert world.disk.durable >= 4 if not late else "is not started again" in end.diagnosis
+
+
+def test_a_job_that_ends_waits_a_limited_time_for_a_slow_rank_and_saves_the_state_of_the_others() -> None:
+    slow = SimFault("slow", Rank(1), Doing.COMPUTING, nth=3)
+    killed = SimFault("kill", Rank(0), Doing.REDUCING, nth=3)
+    spec = job(3, max_faults=0, durable=True, checkpoint_every=60.0)
+    schedule = SimSchedule(spec, SimScript(until=StepNo(6)), injected=[slow, killed])
+    assert schedule.run(world := schedule.world()).code == 75
+    assert any(isinstance(order, FenceWorker) and order.dump_stacks for _, order in world.log)
+    assert world.disk.durable == 2
+
+
+def test_a_stop_has_time_enough_to_save_only_if_no_message_is_slow() -> None:
+    """A checkpoint of several parts needs a chain of messages, of which a slow network delays each by seconds."""
+    draw_replacing(8459).run()
 
 
 def test_a_machine_that_starts_all_again_after_a_stop_breaks_the_law() -> None:

@@ -26,7 +26,7 @@ from regrow.core.records import (
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.scaling import Limits
-from regrow.membership.states import Ended, Releasing, Training
+from regrow.membership.states import Ended, Releasing, Saving, Training
 from regrow_lab.sim.exposure import ExposureLaw
 from regrow_lab.sim.memory_laws import MemoryLaws
 from regrow_lab.sim.moves import moved
@@ -203,7 +203,8 @@ class Invariants:
                     self._fenced.add(command.worker)
                     if command.dump_stacks and (target := self._workers.get(command.worker)) is not None:
                         slow = target.slow_until > now and not target.hung and not target.stalled
-                        require(not slow, f"{command.worker} is only slow, and is not ended for it")
+                        ends = isinstance(machine.state, Saving | Ended)  # nobody goes on, and the disk waits for it
+                        require(ends or not slow, f"{command.worker} is only slow, and is not ended for it")
                 case orders.HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
                 case orders.ReleaseWorker(goes_on=False):
