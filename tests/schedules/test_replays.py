@@ -46,6 +46,47 @@ BROKE_ONCE = (
     "M_tbkaLPY1IcrXk1ctv9BCEe4YyvMw0nmQ_r8VZ_Bd"
 )
 """A stop that waits for its checkpoint while the next one on schedule falls due: the timer had nothing to wait for."""
+BROKE = {
+    "an agent reports so late to the next coordinator that it is ordered to stop, and all start again": (
+        "schedule:eNptUz1v1EAQNUlDQUHBD6BAokaiz_0BWtpl7J2zF693rZ11LkeFEJAKEUqoTtz5LveRBOUXnJwKWWnoaPgN0FMwto_"
+        "LIbGNNTOefTPvvX0zoRyjH8Gj8XMbjkllpcmdjfZKYyXS_il5MDIcUjAdgMt8UoaF0n6RwZHoQ6E9XT-8Ox0oI-2g7q3uB81ZNVW"
+        "H3Oo8rWeycBBqrMYe4tGqu0YApSirswS0FxJBamWw7j0OugsSMLHwKkNb-PWijfraWlf3nr5s_zjrW5ftNL7t0ufNdHIn79bd74f"
+        "opIq8iB1EWB_87HCWYSHlUCBXh8FKqphn3kQlFFL5q5LJsP1q2X4Eg6ZUTRPkqZNqihojT1ezgfIGiXibtiCiBKOUTi7IO4hjjU6"
+        "Qx5zuXTrMNeOLbYGqS_I2F9YIqRg3RhNhdepw4JRHujprr2pwhQFTrUyRgQiZbWXi0TwZSgdeWTMjG6Xoaa5tLFyhkU6W3inQHXC"
+        "waMQUGoGYkgfd7mdt7oapVx1TX1rE3CqzYaIONudip5Ii5nuzphFifP1ZyVFjn9GslRzltmcG0uacOFlmBVPLnigyrCaFUX5vlSk"
+        "jGkZUBLTeeGYTlaRe8BKrqJEeRQ4FT_730nNe5PA_oy8yyxitb4Mp5cBot6YUOZX7d2VhvNJ3VixVIojFYtauWi_L-uDrx-Z8mkU"
+        "2ywvP9vjeJaZFLqGJ55sfOsJx21FC36Pb2uk0ZzUaBeve-16bGYdFvC7z5h0Es9gisdJV2QelecR2DX4fAwSfoDsuJWoY1gfPwif"
+        "ffs1_T0jzm9piN5EIh3VPbcCYLG7cIXuief9tNNdcFHikblIXlgX1kLJ5_i2wbk6lSB-Ox4kdLCN-aeww8NZNHJg0KCWrHq_Hxif"
+        "7m517t7vWUgN52k41CSFKt4RMCFFe7w_-AIJPxTw="
+    ),
+    "a node is given back while the job is stopping": (
+        "schedule:eNqFU72P1EYU9wYqKgr-AKQgJW0URHsrpQ4l7fDseWsPO54ZzRuzbEQRRflQiiindKQ65ez17d3eHaJMtfJWkUWTVGk"
+        "QNRX0SOTZ3luOKFKmGb3v936_974ryWHyIvrs8IGND0nllXHeJqPKWIl05YgCGBnPKVrMwOchq1XurA90nMMjMYFCB3r-yfXFTBl"
+        "pZ-14dTPq3qqzeuRgdl3XsvAQa9wcBkgPVkMiATRF2ZxmoIOQCFIrg-34djQkyMCkIqgcbRHWx7000db6dnzv697jdGJ9finw-0F"
+        "9FhdKy0t6vx7cH6KXKgki9ZBgu_d6qHMSF1LOBbJ1Hq2kSrnnrVRBIVXYVAyHnTQn_Se46JSaRYbcddYsUGMSaFPPVDBIxNP0BpF"
+        "kmExp_5yChzTV6AUFdHTjmUenub7YGah5RsE6YY2QiuumaBJsjjzOvApIm9M-VVdXGDDNyhQ5iJjRViY9WGZz6SEoa2qyyRQDLbV"
+        "NhS800v5J8Ar0UDg67ugUGoEYklvD7Ke97j1S3wxIPe0rOqvMFol2PPhH55csU0T3Ud0FQorf_qbkQbdAB3VPOcp2GxLVIK1jxf5"
+        "JXjC0vBNFjk1ZGBVGq1wZ0SGiEqD1dme2UkXqKx5ilXTUo3BQcOcXSc94kIf_0fpxbrlGv7nRghxwtdGCEq9c-KkqTFD60xVTlQl"
+        "ishi1TdVvS7v3x5Pu_VonNndF4PX4e1AsCiehk5dbhwFw3EVUMAno272_Pu_fkWM2Ogbb8c8Daodxka4r191BVKcWiZluqgkozS3"
+        "2Y_B9zBBChv6HSqKGebt3P_7yzzfLtyVpvqkdkp0kYqbjxqDgJXEceAnsUvP8O2mp2SjwkXqvOrdMaIApL8-HBj5gypB--bGcZRB"
+        "qUqkBTRfTvbv2-5P8i8dHF-yMyg7jqPRgputqe1Evh0wVtxnYI4Zkujvnktdivh6SV4ygMrvUd87evrp2_V-pRx-kHt_939QlIcr"
+        "nVz_-BzHN720="
+    ),
+    "a stop comes while agents report to the next coordinator, which restarts all first": (
+        "schedule:eNp9VD2P5EQQ9SwiIyC4gHADpIsR5Os_ACFpU3bX2H1ud1td7ZsbohNCrAgQCxlEK8Ye7-zM3KH7BSNPhKxLICJB_AT"
+        "ICSh_zN4EiE5mqqq7Pt575euKCoz_CD5YPbHRilRem8LZeFYbK5Eu7siDkdGSZusFuNynjcoL6zzd5_BMzKHUnl4_fne9UEbaRRf"
+        "uLoP-7PqoQ37MVw-NLB1EGo8rD8ntbkwkgDKU7T4F7YVEkFoZ7MKPgjFBCiYRXuVoS3-4H6y5ttZ14afPhxv7uXX52cOvRveLqFR"
+        "anvndYbz-FJ1UsReJgxi7q7_GOtuolHIpkKPLYCdVwj1PVg2lVP5YMxx23m6HH8FFM2rXKXLXabtGjbGnY7NQ3iARTzMERJxinNH"
+        "NS_IOkkSjE-SxoEevHBaa64uHALWvyNtCWCOk4roJmhjbO4cLpzzScT-k6usKA6bdmTIHETHayiS3m3QpHXhlTUM2ztDTRttEuFI"
+        "j3Wy9U6DHwsF9T6fQCMSQvD_Ovh98b5D6YkTq56FiYZWZkOiu_hwfvDyLZIjFRdM_hAS__EnJ215At81AOcoumE4D0hbsuNnmJUP"
+        "LmihzbKvSKD_b5cqIHhEVAx0mzUxWTepzHmIX99SjKKDkzk9JX_AgT_-j9fvcco1BucGaCuBqszXFThX-m7o0Xul3dkxVKojJYtS"
+        "O9aCWLjw1G9u8KD3L4_cf-vPjuiwk9PZmtJsRcHb8MjpqmHt03dVvHw7nrmA2ega78Nsx6Soqk0Nd9HsQNIlFYqbbeg5Kc4vDGLw"
+        "fCwSforuuJWpgvD-LPv71780_FWneqQcke0tEyy58NDpYJAU_PAO70jz_g7XRHBT4TPkuvJwYtEyoh4zFMwbeJGe1ZEjfX69Su6h"
+        "BW4OVA5MFtWS-k82IDP9bGZ9eTGOfXtcayFMXqqmNCOLsAdQh4zbm3WXNgrfuPO_dAPCU9q0pbfje_6Q9bS5_cihF-u7rapGCb0g"
+        "lBjSdMjye-DjpaVb1qgiG0od6_AaEn0xlGFjPN8aupw9QxUJeHipClK_fft7w9ueKcM80XfZdXfZr9S-_og4L"
+    ),
+}
+"""Each broke a law once, by a defect of the protocol or of the law."""
 FORBIDDEN = job(2, max_faults=0)
 KILL = SimFault("kill", rank=Rank(1), doing=Doing.COMPUTING)
 
@@ -99,6 +140,11 @@ def test_a_job_that_ends_waits_a_limited_time_for_a_slow_rank_and_saves_the_stat
     assert schedule.run(world := schedule.world()).code == 75
     assert any(isinstance(order, FenceWorker) and order.dump_stacks for _, order in world.log)
     assert world.disk.durable == 2
+
+
+@pytest.mark.parametrize("why", BROKE)
+def test_found_schedules_break_no_law(why: str) -> None:
+    SimSchedule.of_code(BROKE[why]).run()
 
 
 def test_a_stop_has_time_enough_to_save_only_if_no_message_is_slow() -> None:

@@ -143,16 +143,15 @@ class Invariants:
     def draining(self, node: NodeId, machine: Membership) -> None:
         """Record a draining node that the machine is about to learn of.
 
-        A node that joined while the agents were being asked is reported before its notice: workers that are started on
-        it in between end with it.
+        Workers may still be started on it if it joined while the agents were being asked, or if the job ends anyway.
         """
         self._draining.add(node)
-        if (known := machine.roster.nodes.get(node)) is not None and not known.away:
+        if (known := machine.roster.nodes.get(node)) is not None and not known.away and self.memory.stop_by is None:
             self._closed.add(node)
 
     def lost(self, node: NodeId) -> None:
-        """Record a lost node that the machine is about to learn of: its workers count as ended, and soon end."""
-        del self._stores[node]
+        """Record a node that is lost or ordered to stop: its workers count as ended, and soon end."""
+        self._stores.pop(node, None)
         self.memory.lost(node)
         self._draining.discard(node)
         self._closed.discard(node)
@@ -207,7 +206,7 @@ class Invariants:
                         require(ends or not slow, f"{command.worker} is only slow, and is not ended for it")
                 case orders.HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
-                case orders.ReleaseWorker(goes_on=False):
+                case orders.ReleaseWorker(goes_on=False) if not isinstance(machine.state, Releasing):
                     self._let_go(command.worker, machine)
                 case orders.FormGeneration() if command is forms[0]:
                     self._formation(forms)
@@ -216,6 +215,8 @@ class Invariants:
                     self._released.clear()
                 case ForgetCopies():
                     self.memory.lost(command.node)
+                case orders.StopNode():
+                    self.lost(command.node)
                 case EndJob():
                     self.end = command
                     require(bool(command.diagnosis) == (command.code != 0), "a failure has a diagnosis, success none")
@@ -287,9 +288,7 @@ class Invariants:
         return StepNo(newest + all(ready for state, ready in states if state == newest))
 
     def _let_go(self, worker: WorkerId, machine: Membership) -> None:
-        """Check a released worker: at the job's end, or before it if the others can go on without the worker."""
-        if isinstance(machine.state, Releasing):
-            return
+        """Check a worker that is released before the job's end, as the others can go on without it."""
         require(worker in {m.worker for m in self._members}, f"{worker} is released and was in the job")
         self._released.add(worker)
         if self._spawned[worker] in self._draining or moved(machine, worker):
