@@ -15,7 +15,7 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages.orders import FenceWorker, SpawnWorker
 from regrow.core.messages.vocabulary import Role
-from regrow.core.records import JobEnded
+from regrow.core.records import IncidentClosed, JobEnded
 from regrow.membership.recovery.stopping import Stopping
 from regrow_lab.sim.draws import draw, draw_replacing
 from regrow_lab.sim.faults import SimFault, SimRequest
@@ -85,6 +85,19 @@ BROKE = {
         "BW4OVA5MFtWS-k82IDP9bGZ9eTGOfXtcayFMXqqmNCOLsAdQh4zbm3WXNgrfuPO_dAPCU9q0pbfje_6Q9bS5_cihF-u7rapGCb0g"
         "lBjSdMjye-DjpaVb1qgiG0od6_AaEn0xlGFjPN8aupw9QxUJeHipClK_fft7w9ueKcM80XfZdXfZr9S-_og4L"
     ),
+    "a node is given back in a job whose newcomers are refuted, and its agents have no memory for the state": (
+        "schedule:eNp9VD2P5EQQ9Q6ImOB-AAHSkSLId_4AyQWkTdldY_e53W11de_cECGE7kSAWMggWjFje2d39hZddtnIEyHrEohIED8"
+        "BcgLKHzu3IEQnM1XV9fXeaz_dUInJb9H768c2XpMqKlM6m8wqYyXSm5fkwch4RVG9BFf4rIqD0v6qgCdiAUF7evXw7XqpjLTLbr5"
+        "7J-rPro865FTnad_I4CDWeFh7SC92YxkBlKNsbzLQXkgEqZXBbv5hNBbIwKTCqwJt8PurwVpoa103__iz4cbNwrriXuLT0f28n07"
+        "e87v9eP0MnVSJF6mDBLvTP8Y-13GQciWQo6toJ1XKM09WBUEqf6gYDLtor4cfwU1zausMeeqsrVFj4unQLJU3SMTbDAGRZJjkdH5"
+        "L3kGaanSCPJb04IXDUnN_cQxQ-4K8LYU1Qirum6JJsL10uHTKIx1uhlJ9X2HAtDsTChAxo61MerHNVtKBV9Y0ZJMcPW21TYULGun"
+        "82jsFemwcXfVkCo1ADMm74-43g-81Up-PSP04dCytMhMS3Xy8H93ei-SI5azpEyHFL35Q8qKXz0UzUI6ym1KiBqQt2XF-XQSGljU"
+        "RCmw3wSh_siuUET0iKgHaT5qZrIrUp7zELumpR1FC4Mnvij7nRc7-Y_SrwnKPQbdRTSVwt1lNiVOl_6oKxiv93o6pygQxWYzaYdC"
+        "yPKqhSWxRBs_y-PW7_nxfh1JCb29HuxkBZ8dPo6OChUfXnf7ywXAuS2ajZ7Cbfz2ito5Duq_K_h3MmtQiMdNttQClecRhDX4fSwS"
+        "foXtWSdSw6k4_iT_6-c_tXxvS_KaOSPaWiJmOB6ODRVJy4j2wN5r3P1pbzUGBT9Rr161lQj3kLJ5_Bpg3p3Kkb5-tM7usQFuDGwc"
+        "mP6kk851yLxkS_rM2Pntr2vouudJAnrq5mqaIIcmPL3koWBdYWLcaKs7GivWZ9f-qd_pyAvX_6vGnhjKkb77cLDPwFdOhzJQ_fzi"
+        "xcKeik02vhTeGtvtqevm_T0MznJ5vDMWPALJ8V_sNIcpXq0d_A_2_A4U="
+    ),
 }
 """Each broke a law once, by a defect of the protocol or of the law."""
 FORBIDDEN = job(2, max_faults=0)
@@ -130,6 +143,20 @@ def test_a_stop_during_a_restart_from_memory_waits_until_the_ranks_have_brought_
     started = [order for _, order in world.log if isinstance(order, SpawnWorker) and order.role is Role.RANK]
     assert (end.code, len(started)) == (75, 8)
     assert world.disk.durable >= 4 if not late else "is not started again" in end.diagnosis
+
+
+def test_state_for_which_the_agents_have_no_memory_goes_to_disk_before_all_start_again() -> None:
+    """Where newcomers are refuted, all start again: from the step that they had, not from an older checkpoint."""
+    wrong = [
+        SimFault("refuted", Rank(0), Doing.COMPUTING, nth=2),
+        SimFault("kill", Rank(1), Doing.REDUCING, nth=5),
+        *(SimFault("memory", Rank(rank), Doing.COMPUTING) for rank in (0, 2)),
+    ]
+    spec = job(2, nodes=2, durable=True, checkpoint_every=60.0)
+    schedule = SimSchedule(spec, SimScript(until=StepNo(20)), injected=wrong)
+    schedule.run(world := schedule.world())
+    (closed,) = (line for _, line in world.log if isinstance(line, IncidentClosed))
+    assert (closed.rung, closed.steps_lost) == ("restart", 0)
 
 
 def test_a_job_that_ends_waits_a_limited_time_for_a_slow_rank_and_saves_the_state_of_the_others() -> None:
