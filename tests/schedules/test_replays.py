@@ -98,6 +98,21 @@ BROKE = {
         "mP6kk851yLxkS_rM2Pntr2vouudJAnrq5mqaIIcmPL3koWBdYWLcaKs7GivWZ9f-qd_pyAvX_6vGnhjKkb77cLDPwFdOhzJQ_fzi"
         "xcKeik02vhTeGtvtqevm_T0MznJ5vDMWPALJ8V_sNIcpXq0d_A_2_A4U="
     ),
+    "an order to forget copies is repeated after newer ones are kept, and all start again from the disk": (
+        "schedule:eNq1VL-P3EQU9u5JgBAFRQrKICEhQRVCmjS3NCAaCoRoQIzGnrf24PGMNTO-zYYmoCMRBeKkKEWCkE6svd693bug_AW"
+        "Wt0LmKioaBAWioaCj5fnHbjbR6aSTYBp75s373nvf997cTk0M3q_Olcmnyp0YHmUy1srrZ1IxMDszY6lk7tj0pyOqIxvkPIqVtuY"
+        "oojfIkCbCmtNXX5yOuGRqVA2Wl516LWurBnTGq0XOEk1dAauJpf7hsgUi1ITAyuOACksYUCa4hGrwptMCBFT6xPIIVGKLo2Y3FEr"
+        "pavDhrebG8VDpaMvxdnt84iZcsK1zXbTX90Az7lnia-pBtft3G2fhJoyNCaB17CwZ9zHnbpfRhHG7ypAONSwXzYdg0NCU0wAw66C"
+        "cggDPmlU-4laCMVhNYyBeAF5oDh4aq6nvC9DEWIjNpUcaYoHxycZgykfGqpgoSRjHuD5ID8qZhpHmFszquIGq4xJJZbmUSUSJi2x"
+        "z6R_OgzHT1HIlc6O8EKyZC-UTnQgwBwurORVtYOeolpMIoAYpeaWt_bg5e8zUFy1TPzQRY8Vlx0Q1aO87D7csIUDcz2tH6sP-95w"
+        "d1g10mDeSA6s6FyenTMV4cLCIEqQWeyKJoEwTyW1_GXFJaka4R03R9Uy3ywy_iUUsvVp6IDFNMPM16AkWsndG6keRwhhN5zpTE1O"
+        "M1psaT_PYfp0l0nLxwhKlCohBsZC1VdZ0y6bA3FNRnFhsj1_u1-vBNIkZrffzdp-3hOPBj-1BRocWdLX789VmzWJUo1awGnzTgk7"
+        "cxC-yuJ6Dfu4rMKh0mQ0pF5hiUwbOxwioDUDfyRgIOt6UmRqBM7WJXe-Ii3I815qxSWJ0RLJ3__qpXqepwPo37nOBRgI3uK0Glzs"
+        "FFQpqaYjN0xo2MmFD8hDMvTuTQI0yKpSEVFMZOhlDvf15ywz-TaQN-l3Za-9MUGNNNeBd3i71wg2pDWIaciG2Aad7ao22syZx_-b"
+        "v75xc-uwiaDsdWv2KAKvRnlmj_XZObs65aE8W--yFi114-FDhgFKrdINbtLizppue4vD8qrvnEN9XE6A6X6WjgNo0Qhk798FrH92"
+        "7-_Lrb8zWk9NL6_53urjtazd4r0sdW8jijSewUxzZcXEGcu-D999-q7j6PyC_dG3v-Wv6-lPIvf8C-Z93r39c7J-J3LsocoazzuV"
+        "apz8__-OTb7-8dW7Sm6bbhn48zjV0agDY6XfyXxzC6tQ="
+    ),
 }
 """Each broke a law once, by a defect of the protocol or of the law."""
 FORBIDDEN = job(2, max_faults=0)
