@@ -119,6 +119,7 @@ class SimCoordinator:
         commands = self._machine.handle(fact, now)
         reported = self.laws.check_commands(commands, self.machine)
         self.log.extend((now, command) for command in reported)
+        self.laws.memory.ends = any(isinstance(command, EndJob) for command in commands)
         self.laws.decided(reported, self.machine, now)
         self.laws.limits.decided(fact, reported, self._machine, now)
         for command in commands:

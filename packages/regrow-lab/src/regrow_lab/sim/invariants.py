@@ -27,7 +27,7 @@ from regrow.core.records import (
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.scaling import Limits
-from regrow.membership.states import Ended, Releasing, Training
+from regrow.membership.states import Ended, Releasing, Saving, Training
 from regrow_lab.sim.exposure import ExposureLaw
 from regrow_lab.sim.memory_laws import MemoryLaws
 from regrow_lab.sim.moves import moved
@@ -141,16 +141,15 @@ class Invariants:
     def draining(self, node: NodeId, machine: Membership) -> None:
         """Record a draining node that the machine is about to learn of.
 
-        A node that joined while the agents were being asked is reported before its notice: workers that are started on
-        it in between end with it.
+        Workers may still be started on it if it joined while the agents were being asked, or if the job ends anyway.
         """
         self._draining.add(node)
-        if (known := machine.roster.nodes.get(node)) is not None and not known.away:
+        if (known := machine.roster.nodes.get(node)) is not None and not known.away and self.memory.stop_by is None:
             self._closed.add(node)
 
     def lost(self, node: NodeId) -> None:
-        """Record a lost node that the machine is about to learn of: its workers count as ended, and soon end."""
-        del self._stores[node]
+        """Record a node that is lost or ordered to stop: its workers count as ended, and soon end."""
+        self._stores.pop(node, None)
         self.memory.lost(node)
         self._draining.discard(node)
         self._closed.discard(node)
@@ -201,10 +200,11 @@ class Invariants:
                     self._fenced.add(command.worker)
                     if command.dump_stacks and (target := self._workers.get(command.worker)) is not None:
                         slow = target.slow_until > now and not target.hung and not target.stalled
-                        require(not slow, f"{command.worker} is only slow, and must not be ended for it")
+                        ends = isinstance(machine.state, Saving | Ended)  # nobody goes on, and the disk waits for it
+                        require(ends or not slow, f"{command.worker} is only slow, and must not be ended for it")
                 case orders.HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "only members are halted")
-                case orders.ReleaseWorker(goes_on=False):
+                case orders.ReleaseWorker(goes_on=False) if not isinstance(machine.state, Releasing):
                     self._let_go(command.worker, machine)
                 case orders.FormGeneration() if command is forms[0]:
                     self._formation(forms)
@@ -213,6 +213,8 @@ class Invariants:
                     self._released.clear()
                 case ForgetCopies():
                     self.memory.lost(command.node)
+                case orders.StopNode():
+                    self.lost(command.node)
                 case EndJob():
                     self.end = command
                     require(bool(command.diagnosis) == (command.code != 0), "a failure has a diagnosis, success none")
@@ -284,9 +286,7 @@ class Invariants:
         return StepNo(newest + all(ready for state, ready in states if state == newest))
 
     def _let_go(self, worker: WorkerId, machine: Membership) -> None:
-        """Check a released worker: at the job's end, or before it if the others can go on without the worker."""
-        if isinstance(machine.state, Releasing):
-            return
+        """Check a worker that is released before the job's end, because the others can go on without it."""
         require(worker in {m.worker for m in self._members}, f"{worker}, which is released, was in the job")
         self._released.add(worker)
         if self._spawned[worker] in self._draining or moved(machine, worker):

@@ -34,6 +34,10 @@ class MemoryLaws:
         """By node and part of the state: the step of the copy there."""
         self._times = 0
         """Number of starts of all workers from memory since a generation was formed."""
+        self._from_memory = False
+        """True if the last restart of all workers is from memory, and has formed no generation yet."""
+        self.ends = False
+        """True if the machine's present answer ends the job: workers that it starts in the same answer end with it."""
         self.refuted = False
         """True if no newcomer may be used any more."""
         self.doubtful = False
@@ -64,18 +68,28 @@ class MemoryLaws:
         self._trained = self._trained or (worker.spawn.role is not Role.RANK and worker.alive)
         self.doubtful = self.doubtful or (self._trained and self.refuted)
 
+    @property
+    def _stopped(self) -> bool:
+        """True if the job was asked to stop. A stop during a takeover is handled after the takeover's own decisions."""
+        return self.stop_by is not None and not self.ends
+
     def lost(self, node: NodeId) -> None:
         """Drop the copies of a node that is lost or was ordered to forget them."""
         self._kept.pop(node, None)
 
     def spawned(self, order: orders.SpawnWorker) -> None:
-        """Check the start of a worker."""
-        again = order.role is Role.RANK and self.stop_by is not None
+        """Check the start of a worker.
+
+        A restart from memory that was decided before the stop goes on: only the ranks can bring that state to the disk.
+        """
+        again = order.role is Role.RANK and self._stopped and not self._from_memory
         self._require(not again, f"{order.worker} is started in a job that was asked to stop")
 
     def restarted(self, text: str, parts: Collection[str]) -> bool:
         """Check a restart of all workers; True if it is from the state in memory."""
-        if IN_MEMORY in text:
+        self._require(not self._stopped, "no restart is decided for a job that was asked to stop")
+        self._from_memory = IN_MEMORY in text
+        if self._from_memory:
             self._times += 1
             return True
         held = self.covered(parts)
@@ -100,7 +114,7 @@ class MemoryLaws:
 
     def stood(self) -> None:
         """Record that a generation has formed."""
-        self._times = 0
+        self._times, self._from_memory = 0, False
 
     def covered(self, parts: Collection[str]) -> StepNo:
         """The newest step of which the nodes together have all parts."""

@@ -26,6 +26,8 @@ BROKEN = "BROKEN: "
 _PREFIX = "schedule:"
 _TIME_TO_SAVE_S = 5.0
 """With a shorter notice, not all work of a job may reach the disk."""
+_MESSAGES_TO_SAVE = 8
+"""Messages of a checkpoint that wait for each other, if its snapshots are taken twice; any of them may be slow."""
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
 """Faults that excuse a missing end: code after the last step does not run again, nor any code of a node out of time."""
 _MENDED_THERE = {"kill after"}
@@ -121,7 +123,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
     def _stopped(self, world: World) -> str:
         """Describe work missing on disk after a stop, if it could be saved in time and there was no fault."""
         grace = min(request.grace for request in self.requests if request.what in ("stop", "signals"))
-        calm = not self.injected and not self.script.fails and grace >= _TIME_TO_SAVE_S
+        slow = _MESSAGES_TO_SAVE * self.weather.slow_by if self.weather.slow else 0.0
+        calm = not self.injected and not self.script.fails and grace >= _TIME_TO_SAVE_S + slow
         lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
         return "the job was asked to stop, and its work is not on disk" if lost else ""
 

@@ -142,13 +142,14 @@ class World:
         """Send an order over the present connection; messages in flight are lost when the connection ends.
 
         Orders to an agent that is gone but not missed yet are lost too: the next agent of its node has its own
-        connection. As on a stream, no order from before a `ReportNode` is repeated after it, and no `SpawnWorker` is
-        repeated at all: an agent that has forgotten the ended worker would record it as alive.
+        connection. As on a stream, no order from before a `ReportNode` or `ForgetCopies` is repeated after it. No
+        `SpawnWorker` is repeated at all: an agent that has forgotten the ended worker would record it as alive.
         """
         term = self._uplinks.term_of(node)
         if node not in self._connected - self._losing or term is None:
             return
-        life, downlink, question = self._lives[node], self._downlinks[node], isinstance(order, ReportNode)
+        life, downlink = self._lives[node], self._downlinks[node]
+        question = isinstance(order, ReportNode | ForgetCopies)
         place = downlink.place(question=question)
 
         def deliver() -> None:
@@ -157,7 +158,7 @@ class World:
             if there and not again and downlink.arrives(place, question=question):
                 self._agents.obey(node, order)
 
-        self._network.send(("to", node), deliver, sure=question)
+        self._network.send(("to", node), deliver, sure=isinstance(order, ReportNode))
 
     def _obey(self, node: NodeId, order: Feasible) -> None:
         match order:

@@ -83,7 +83,7 @@ class StartFromMemory:
             if any(self._awaited(name) for name in self._asked):
                 return
         disk_by = self._keep_by - KEEP_S + self._checkpoints.patience
-        if self._to_disk and now < disk_by:
+        if (self._to_disk or not self._all_kept(state.step)) and now < disk_by:
             step = self._checkpoints.savable()
             if step is not None and not self._checkpoints.finished(step, now, halted=True):
                 self._checkpoints.forsake_dead(now)
@@ -92,11 +92,16 @@ class StartFromMemory:
                 return
         self._go(state.step, now)
 
+    def _all_kept(self, step: StepNo) -> bool:
+        start = self._start(step)
+        return not isinstance(start, recovery_point.Uncovered) and start.step >= step
+
+    def _start(self, step: StepNo) -> recovery_point.Start | recovery_point.Uncovered:
+        survivors = [replace(recovery_point.survivor_state(w), state_at=NO_STATE) for w in self._roster.placed()]
+        return recovery_point.decide(survivors, self._everywhere(step))
+
     def _go(self, step: StepNo, now: Instant) -> None:
-        survivors = [
-            replace(recovery_point.survivor_state(worker), state_at=NO_STATE) for worker in self._roster.placed()
-        ]
-        start = recovery_point.decide(survivors, self._everywhere(step))
+        start = self._start(step)
         if isinstance(start, recovery_point.Uncovered):
             self._job.kept = None
             self._ladder.restart(f"{self._cause}; the state is not in the memory of the nodes", now)
