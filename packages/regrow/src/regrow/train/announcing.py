@@ -111,7 +111,7 @@ class Announcing:
         return name in self._late and self._late[name].is_of(value)
 
     def _taken(self, step: Step) -> dict[str, float | LateNumber]:
-        """The numbers of a step as they are now; those of a device are read later, without a wait."""
+        """The numbers of a step as they are now; numbers on a device are read later, without a wait for the device."""
         taken: dict[str, float | LateNumber] = {}
         for name, value in step.staged.items():
             if not _on_device(value) or not late(value):
@@ -180,7 +180,7 @@ class Announcing:
             self._announce_oldest()
 
     def flushed(self, error: Exception) -> Exception:
-        """As `flush`, after `error`. Returns the error to handle: the device's own if it has failed."""
+        """Flush after `error`. Returns the error to handle: the device's own if the device has failed, else `error`."""
         try:
             self.flush()
         except RuntimeError as failed:

@@ -107,11 +107,11 @@ class Epochs:
                 self._steps.close()
 
     def walked(self, iterator: Iterator[object]) -> None:
-        """Note that the script iterates over this too: code that counts its items counts steps."""
+        """Note that the script iterates over `iterator` too: code that counts its items counts steps."""
         self._loop.turns.add_iterator(iterator)
 
     def steps_of_turn(self, turn: Epoch) -> Iterator[Step]:
-        """The steps of an epoch. Raises `UsageError` if it is not the present one, or was iterated before."""
+        """The steps of an epoch. Raises `UsageError` if `turn` is not the present epoch, or was iterated before."""
         if turn is not self._turn or self._ended:
             raise UsageError(
                 "the steps of an epoch are gone through a second time", hint="write `for step in epoch:` once in it"
@@ -149,7 +149,7 @@ class Epochs:
             return self._until == 0
         if self._steps_done >= self._until:
             self._pending = next(self._steps, None)
-            self._loop.turns.forget()  # a loop of epochs has asked: its next iteration is not that step again
+            self._loop.turns.forget()  # requested by a loop of epochs, whose next iteration is not that step again
             return self._pending is None
         return False
 

@@ -13,8 +13,8 @@ class FirstReads:
 
     Args:
         worker: sends the reports.
-        batches: know what was read.
-        loader: the script's; with `shares_overlap` ranks read the same data by design, and are not compared.
+        batches: have records of the reads.
+        loader: the script's loader; with `shares_overlap` ranks read the same data by design, and are not compared.
         until: steps of the training.
         length: steps of an epoch; 0: there are no epochs.
     """

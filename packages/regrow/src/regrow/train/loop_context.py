@@ -127,7 +127,7 @@ class LoopContext:
 
     @property
     def others_left(self) -> bool:
-        """True if no step follows: all ranks have left their loops, or those that sent this worker its state had."""
+        """True if no step follows: all ranks have left their loops, or had when they sent this worker its state."""
         return self.worker.over or self.protected().variables.over
 
     def protected(self) -> ProtectedState:
@@ -143,7 +143,7 @@ class LoopContext:
         return self.protected()
 
     def begins(self) -> None:
-        """Called when steps begin to count: from now on, state that no newcomer can receive ends no training."""
+        """Called after the rehearsal: from now on, state that no newcomer can receive does not end the training."""
         if self.first_reads is not None:
             self.first_reads.arrives()
         self.draws.arrives()
@@ -156,7 +156,7 @@ class LoopContext:
         self.distinguish()
 
     def warn_of(self, error: UsageError) -> bool:
-        """Warn of state that a fault would lose, found when steps count already; it does not end the training."""
+        """Warn of state that a fault would lose, found after the rehearsal; it does not end the training."""
         self._unprotected = self._unprotected or error.cause
         self._say_apart(str(error))
         return True
@@ -169,11 +169,11 @@ class LoopContext:
             self.worker.note_of_script(f"{reason}: {_GOES_ON}")
 
     def distinguish(self, *, closely: bool = False) -> None:
-        """Report once the state that no newcomer can receive, or that this one lacks. `closely`: look for all of it."""
+        """Report once the state that no newcomer can receive, or that this one lacks. `closely`: find all of it."""
         worker = self.worker
         for graph in self.protected().graphs():
             if closely:
-                with contextlib.suppress(Exception):  # of objects in the middle of a body: a sender raises it again
+                with contextlib.suppress(Exception):  # objects may raise in mid-body; a sender raises it again
                     graph.look_closely()
             if graph.apart:
                 self._say_apart(graph.apart)

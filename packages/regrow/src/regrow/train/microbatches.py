@@ -18,7 +18,7 @@ from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal
 from regrow.train.gradients.averaged import Gradients
 
 _OUTSIDE = -1
-"""In place of a share in seeds: for random numbers drawn before the first and after the last micro-batch."""
+"""Number used in place of a share to seed random numbers drawn before the first and after the last micro-batch."""
 _MISSING = -math.inf
 _REHEARSED = 2
 """Micro-batches in a rehearsal: one without and one with a reduction, if there are two."""
@@ -255,14 +255,14 @@ class Dealer:
 
     Args:
         loader: the loader given to `session.steps`.
-        seed: the session's.
+        seed: seed of the session.
         count: micro-batches of a step, or a table of their number by replicas: for loaders whose global batch does not
             depend on it.
         unit: ranks of a replica that read data of their own: each micro-batch has a share for each of them.
         gradients: adds up the gradients.
         even: reason why all replicas must have equally many micro-batches; None: they need not.
         recorded: whether digests of the data read are wanted.
-        cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
+        cache: the node's cache, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
         UsageError: `count` is less than 1, or too small for a number of replicas in its table, or the loader's global
@@ -366,11 +366,11 @@ class Dealer:
         return dealt, place
 
     def is_data(self) -> bool:
-        """As `StepLoader.is_data`."""
+        """True if the batches are data: see `StepLoader.is_data`."""
         return self._loader.is_data()
 
     def prove(self, step: int, share: int, shares: int) -> str:
-        """As `StepLoader.prove`, of the last micro-batch that was read."""
+        """Read the last micro-batch a second time, and compare: see `StepLoader.prove`."""
         self._deal(share, shares)
         records = self._loader.records(step, [(share, self._cut) for share in self._shares])
         return self._loader.prove(step, records[-1].share, self._cut) if records else ""

@@ -6,5 +6,5 @@ from regrow.train.graphs.kinds import slot_values
 
 
 def slots(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """By name, each as an attribute of `path`. Runs no code of the object's."""
+    """Values in an object's slots, each with its path as an attribute of `path`. Runs none of the object's code."""
     return ((f"{path}.{name}", held) for name, held in slot_values(value).items())

@@ -74,7 +74,7 @@ class TreeSummed:
             self._check_owners()
 
     def divides_by(self, shares: int) -> int:
-        """The shard size, as FSDP takes the mean over its shard dimension; all else is a sum."""
+        """The shard size, as FSDP takes the mean over its shard dimension; all other reductions are sums."""
         if self._replicas is None and not self._modules.sharded and shares > 1:
             self._replicas = dist.group.WORLD
         if self._replicas is None and self._plain and shares > 1:
@@ -171,7 +171,7 @@ class TreeSummed:
     def _comes(self, at: int, parameter: torch.Tensor, _: object) -> None:
         """Called before a backward adds to a parameter's gradient.
 
-        It adds in the neighbour's memory, while the new gradient is in the CPU's cache, and frees the latter at once.
+        The backward adds to the neighbour's sum while the new gradient is in the CPU's cache, and frees that at once.
         """
         if self._index not in (_NONE, self._last_of[at]):
             neighbour = self._counters[at].neighbour(self._index)
@@ -220,7 +220,7 @@ class TreeSummed:
     def _sum_up(self, scale: float, group: dist.ProcessGroup, chunk: list[int]) -> "_Summed":
         nodes = [_values(self._counters[at]) for at in chunk]
         for at in chunk:
-            self._counters[at].clear()  # frees the memory
+            self._counters[at].clear()  # so that its memory is freed
         with torch.no_grad():
             places, flats = _flattened(nodes)
         # The layout that gradients have without other ranks, since the order of a norm's sum may depend on it.

@@ -8,7 +8,7 @@ from regrow.train.graphs.places import Places, exchanged_in, is_code, is_plain_c
 from regrow.train.graphs.walk import HOLDERS, Thing
 
 Held = dict[int, tuple[object, Places]]
-"""By the id of a class or a function: the class or function, and its places."""
+"""For each class or function, by id: itself and its places."""
 
 
 class Exchanges:
@@ -17,7 +17,7 @@ class Exchanges:
     def __init__(self) -> None:
         self._first: Held = {}
         self._others: dict[int, dict[str, object]] = {}
-        self._passing: set[int] = set()  # code without places that steps have added: kept while it is held
+        self._passing: set[int] = set()  # functions without places that steps have added: known while held
         self.encoded: dict[int, dict[str, bool]] = {}
         """By holder, places whose values steps have replaced; True: data, which is sent."""
         self.code = ""
@@ -28,7 +28,7 @@ class Exchanges:
 
         Args:
             things: all things of the graph.
-            live: True once steps count.
+            live: True after the rehearsal.
         """
         now: Held = {}
         for thing in things:
@@ -71,7 +71,7 @@ class Exchanges:
             put(before, places(holder))
 
     def built(self) -> None:
-        """Give all holders the values that they had when they were first seen."""
+        """Give all classes and functions the values that they had when they were first seen."""
         self.put_back(self._first)
         self.encoded, self.code = {}, ""
 

@@ -1,7 +1,6 @@
 """Kinds of values in a graph of objects: each determines how a value is remembered and sent, or why it cannot be.
 
-No code of the script runs here, and none that a message names: objects are read by their attributes, and written the
-same way.
+No code of the script runs here, nor code that a message names: objects are read and written by their attributes.
 """
 
 import datetime

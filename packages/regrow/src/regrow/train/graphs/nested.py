@@ -27,7 +27,7 @@ class Marks:
 
     @property
     def changed(self) -> bool:
-        """True if a tensor was written to since."""
+        """True if any of the tensors was written to since it was noted."""
         return any(tensor._version != version for tensor, version in self._tensors)
 
 

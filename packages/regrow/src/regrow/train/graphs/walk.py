@@ -196,7 +196,7 @@ GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, Thin
 
 
 def own_state(value: Any) -> object:
-    """State that an object returns itself."""
+    """State that an object itself returns."""
     return value.state_dict() if hasattr(type(value), "state_dict") else value.get_state()
 
 

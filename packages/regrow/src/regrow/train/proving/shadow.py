@@ -67,11 +67,11 @@ class _Ran(NamedTuple):
 
 
 class Shadow:
-    """Proofs in one loop.
+    """Runs the proofs of one loop, and records steps for those of newcomers.
 
     Args:
         loop: the loop that runs the steps.
-        context: the loop's.
+        context: context of the loop.
     """
 
     def __init__(self, loop: ShadowedLoop, context: LoopContext) -> None:
@@ -111,12 +111,12 @@ class Shadow:
                 yield from ((name or "the model", each) for name, each in unwrapped(thing).named_modules())
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The body has logged these numbers."""
+        """Called when the body has logged these numbers."""
         if self._recorder is not None:
             self._recorder.logged(numbers)
 
     def read(self, batch: object, what: str) -> None:
-        """The body has read this micro-batch itself."""
+        """Called when the body has read this micro-batch itself."""
         if self._recorder is not None:
             self._recorder.batch(batch, what)
 
@@ -213,7 +213,7 @@ class Shadow:
         return ""
 
     def _proof(self, order: ProveReplacement) -> Iterator[Step]:
-        """Run a proof, and repeat it if something differs: only what differs twice counts against newcomers."""
+        """Run a proof, and repeat it if something differs: only a difference found twice counts against newcomers."""
         first = yield from self._attempt(order, PLAIN)
         if first is None:
             return
@@ -254,7 +254,7 @@ class Shadow:
             self._recorder, self._proving, self._error = None, False, None
             self._loop.substitute(None)
             variables.put_back(before)
-            # A body that was cut off has left gradients, to which the next would add, and its scaler's stage.
+            # A body that was cut off has left gradients, to which the next body would add, and its scaler in mid-step.
             give_gradients(state.parameters(), gradients)
             grad_scalers.begin_anew(self._context.objects)
         return ran
@@ -297,7 +297,7 @@ class Shadow:
 
     @contextmanager
     def _in_place(self, proofs: ProofParty, order: ProveReplacement) -> Iterator[None]:
-        """Context in which this worker has that rank, with collectives that are answered locally."""
+        """Context in which this worker has the rank of the order, with collectives that are answered locally."""
         try:
             with proofs.in_place(order), self._context.worker.echo():
                 self._context.follow_place()
@@ -355,7 +355,7 @@ class Shadow:
 
 
 def _not_comparable(ran: _Ran) -> str:
-    """Reason why a difference says nothing about newcomers; empty: it does."""
+    """Reason why a difference does not count against newcomers; empty if it counts."""
     if ran.rank.threads != ran.newcomer.threads:
         return (
             f"the rank computes with {ran.rank.threads} threads and a newcomer with {ran.newcomer.threads}: "

@@ -24,8 +24,8 @@ class Computation(StrEnum):
 class Computed(msgspec.Struct, frozen=True, array_like=True):
     """Digest of a value that a rank has computed.
 
-    `key`: matches entries of two traces. `label`: name for people; `text`: the value if it is short. `free`: it depends
-    on no answer of a collective that was not kept by value. `backward`: it comes from the reduction of gradients.
+    `key`: equal for the same value in two traces. `label`: name for people; `text`: the value if it is short. `free`:
+    True if all answers that it depends on were kept by value. `backward`: it comes from the reduction of gradients.
     """
 
     kind: Computation
