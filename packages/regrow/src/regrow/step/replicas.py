@@ -39,7 +39,7 @@ class Agree:
 
 @dataclass(frozen=True)
 class Differ:
-    """Replicas differ. `wrong`: ranks that differ from a strict majority; `undecided`: ranks without such a majority."""
+    """Replicas differ. `wrong`: ranks that differ from a strict majority; `undecided`: ranks without a majority."""
 
     wrong: tuple[Rank, ...]
     undecided: tuple[Rank, ...]
