@@ -220,7 +220,7 @@ class RestartableCalls:
         self._worker.place_after_step(1)
 
     def skip(self) -> None:
-        """Note that the state already includes these functions: the script calls the rest of them alone."""
+        """Note that the state already has the effects of these functions: the script calls the remaining ones alone."""
         self._due = sys.maxsize
 
     def declared(self) -> int:
@@ -233,7 +233,7 @@ class RestartableCalls:
         self._worker.place_after_step(0)
 
     def recovered(self, first: int) -> None:
-        """Others may still be in function number `first`: run again those from there on that this worker has left."""
+        """Run again the functions from number `first` on that this worker has left, as others may still be in them."""
         if self._context.protected().modes.calls_between:
             self._declare()
         last = self._at or len(self._calls) + 1
@@ -246,9 +246,9 @@ class RestartableCalls:
                 self._run(number)
 
     def expect(self, first: int) -> None:
-        """Bring a newcomer to the functions after a step, of which the others run those from number `first` on.
+        """Bring a newcomer to function number `first` after a step, in which the other ranks are.
 
-        0: they are past all of them.
+        0: the other ranks are past all functions after the step.
         """
         if first:
             self._declare()

@@ -86,7 +86,7 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None))
 
 
 def _entry(value: object) -> SeenAround | None:
-    """Digest of a value itself; None: the value is only a holder of others."""
+    """Digest of a value itself; None if the value only holds others."""
     try:
         return _look(value)
     except Exception:  # noqa: BLE001  a script's objects may raise anything when they are looked at

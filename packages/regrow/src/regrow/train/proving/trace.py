@@ -9,7 +9,7 @@ from regrow.core.ids import Seconds, StepNo
 
 
 class Computation(StrEnum):
-    """Kind of computation that an entry records."""
+    """Kind of a computation that a trace records."""
 
     BATCH = "batch"
     OUTPUT = "output"

@@ -1,4 +1,4 @@
-"""Objects that certainly are environments with observations: early stoppers have `reset` and `step` too."""
+"""Finds objects that certainly are environments with observations: early stoppers have `reset` and `step` too."""
 
 import ast
 import dis
@@ -33,14 +33,14 @@ class Players:
         return self._of_libraries or bool(self._looks)
 
     def played(self) -> bool:
-        """True if the body has stepped one of them; always True if one is a library's, which may not show it."""
+        """True if the body has stepped one of them, or if one is a library's, which may not show that."""
         return self._of_libraries or any(
             environments.difference(look, environments.look(each)) for each, look in self._looks
         )
 
 
 def shows(thing: object) -> bool:
-    """True for an environment whose `reset` returns something else than itself, None or a bool."""
+    """True for an environment whose `reset` returns something other than itself, None or a bool."""
     return environments.is_environment(thing) and any(each is not None for each in _ends_of_reset(thing))
 
 
@@ -83,7 +83,7 @@ def _is_one(thing: object, among: Iterable[object]) -> bool:
 
 
 def _whose_reset_is_used(frame: FrameType) -> Iterator[object]:
-    """Objects for which the script of a frame uses the return value of `reset`, unlike that of early stoppers."""
+    """Objects for which a frame's script uses the return value of `reset`, as it would not for an early stopper."""
     tree = parsed(frame)
     if tree is None:
         return

@@ -33,7 +33,7 @@ class Rehearsal:
 
     Args:
         owner: the runner of the steps.
-        context: the loop's.
+        context: context of the loop.
     """
 
     def __init__(self, owner: StepOwner, context: LoopContext) -> None:
@@ -43,7 +43,7 @@ class Rehearsal:
         self._seeded: set[str] = set()
         self._gathering, self._steps = GatheredGradients(), 0
         self.step: Step | None = None
-        """The step that is being rehearsed."""
+        """The step that is being rehearsed; None at other times."""
 
     def run(self, *steps: object) -> Iterator[Step]:
         """Yield the steps to be rehearsed, which have no effect. Raises `UsageError` for a script that cannot recover.
@@ -102,7 +102,7 @@ class Rehearsal:
             variables.places.untouched.rehearsed(refuses=worker.holds_initial_state)
 
     def replayed(self, echoing: contextlib.ExitStack) -> Step | None:
-        """For a newcomer: the last committed step, if the others are in a function after it; else None.
+        """Step that a newcomer must run again: the last committed one, if others are in a function after it; else None.
 
         Args:
             echoing: entered with a context in which collectives are answered locally.
@@ -116,7 +116,7 @@ class Rehearsal:
         return Step(self._owner, before, self._context.data().batch(before), rehearsal=True, replay=True)
 
     def asked(self) -> None:
-        """Called when the script requests a step: remember its plain variables for the step."""
+        """Called when the script requests a step: follow its plain variables for that step."""
         if not self._context.worker.rehearses:
             return
         variables = self._context.protected().variables

@@ -1,4 +1,4 @@
-"""The `for` loop of a script that requests steps, found by the instruction that requests one."""
+"""Finds the `for` loop of a script that requests steps, by the instruction that requests one."""
 
 import ast
 import dis

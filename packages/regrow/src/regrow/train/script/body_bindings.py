@@ -27,7 +27,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.
 
 
 class _Large(NamedTuple):
-    """Stands for a tensor that would take memory."""
+    """Placeholder for a tensor that is too large to be kept."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -51,13 +51,13 @@ class BodyBindings:
         self._code: CodeType | None = None
 
     def enters(self, frame: FrameType) -> None:
-        """The body of a step begins in this frame."""
+        """Called when the body of a step begins in this frame."""
         self._code, self._before = frame.f_code, set(Namespace("body", frame).read())
 
     def leaves(self, frame: FrameType, *, whole: bool) -> None:
-        """The body has ended; `whole`: it reached its end, and was not cut off."""
+        """Called when the body has ended; `whole`: it reached its end, and was not cut off."""
         if frame.f_code is not self._code:
-            return  # not the script itself entered the step, but an `ExitStack` for example
+            return  # for example, an `ExitStack` entered the step, not the script itself
         space = Namespace("body", frame)
         now = space.read()
         if not self._writes:

@@ -1,4 +1,4 @@
-"""Callers of the steps: the script's frames, iterators that count the steps, loops around the loop."""
+"""Finds the callers of the steps: the script's frames, iterators that count the steps, loops around the loop."""
 
 import dis
 import gc
@@ -23,7 +23,7 @@ _COUNT: dict[type, str] = {
 READ_AHEAD = frozenset({_COUNT[itertools.groupby], _COUNT[itertools.pairwise]})
 """Iterators that request the next step before the script has run the code after the last one."""
 _PASS_ON: tuple[type, ...] = (
-    tuple,  # zip and chain hold their iterators in one
+    tuple,  # zip and chain hold their iterators in an iterator
     map,
     filter,
     itertools.chain,

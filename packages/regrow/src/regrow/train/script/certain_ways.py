@@ -1,4 +1,4 @@
-"""Statements, calls and iterations that a script certainly reaches, by its text and the present values.
+"""Finds statements, calls and iterations that a script certainly reaches, by its text and the present values.
 
 In doubt the answer is "not certain", since callers refuse a script for what is certain.
 """

@@ -1,4 +1,4 @@
-"""The variables of running functions and of modules, read and written from outside."""
+"""Reads and writes the variables of running functions and of modules."""
 
 import inspect
 import signal

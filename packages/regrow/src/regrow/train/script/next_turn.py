@@ -1,4 +1,4 @@
-"""Skipping to the next iteration of a script's loop, as if the script had `continue` after the step's body.
+"""Skips to the next iteration of a script's loop, as if the script had `continue` after the step's body.
 
 If a loop may be left by code after its step's body, that code must not run if the step was not committed: the loop
 would be left a step too early, and the script cannot be brought back into it.

@@ -1,4 +1,4 @@
-"""Detection of a script's second training before the first begins: by loops, maps, searches, later statements.
+"""Detects a script's second training before the first begins: by loops, maps, searches, later statements.
 
 A job has one training, since a replaced rank could not reach the second. Only a second one that is certain by the text
 and the present values is refused here; the begin of a second training is an error in any case.
@@ -75,7 +75,7 @@ def second_loop(frames: list[FrameType], session: object) -> str:
 
 def _certain_second(frames: list[FrameType], session: object) -> str:
     names = frozenset(name for frame in frames for name, value in _variables(frame).items() if value is session)
-    certain = True  # each call of the function called here trains
+    certain = True  # each call of the called function trains
     passed: list[ast.AST] = []
     for at, frame in enumerate(frames):
         tree = _tree(frame)

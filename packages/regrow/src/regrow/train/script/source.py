@@ -28,7 +28,7 @@ def is_script(file: str) -> bool:
 
 
 def is_scripts(thing: type | ModuleType) -> bool:
-    """True for a class, or a module, of the script's own."""
+    """True for a class or module that is the script's own."""
     name = "" if isinstance(thing, ModuleType) else thing.__module__
     module = thing if isinstance(thing, ModuleType) else sys.modules.get(name)
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # without its `__getattr__`

@@ -1,4 +1,4 @@
-"""Schedule of the copies of a worker's state outside itself, and of the waits until they are safe."""
+"""Schedules copies of a worker's state outside its process, and waits until they are stored."""
 
 import logging
 import time
@@ -42,12 +42,12 @@ class BuddyCopies:
             state.state_at = step
             try:
                 self._keeper.take(state, step, self._link.env.rank, state.layout())
-            except UsageError as error:  # a step has put an object there whose state cannot be read
+            except UsageError as error:  # a step has added an object whose state cannot be read
                 self._every = 0
                 _log.warning("rank %d has no more copies of its state: %s", self._link.env.rank, error.cause)
 
     def keep(self, state: ProtectedState, step: StepNo) -> None:
-        """Leave the state in the agent's memory, as this worker will be ended and its state is still needed."""
+        """Copy the state to the agent's memory, as this worker will be ended and its state is still needed."""
         state.state_at = step
         worker, rank = self._link.env.worker, self._link.env.rank
         if self._keeper.take(state, step, rank, state.layout(), asked=True) is None:

@@ -86,7 +86,7 @@ class Looker:
         return Scope(self._worthwhile() - self._owned(), frozenset(self._roster.objects))
 
     def large(self) -> Scope:
-        """All objects, and the parameters worth comparing, to be copied to host memory."""
+        """All objects, and the parameters worth comparing; for copies in host memory."""
         return Scope(self._worthwhile(), frozenset(self._roster.objects), host=True)
 
     def _owned(self) -> frozenset[str]:
@@ -94,7 +94,7 @@ class Looker:
         return frozenset(name for name, parameter in self._roster.parameters.items() if id(parameter) in owned)
 
     def _worthwhile(self) -> frozenset[str]:
-        """All parameters, but without those of no optimizer if they are much larger than the others."""
+        """All parameters; without those that no optimizer has, if they are much larger than the others."""
         parameters, owned = self._roster.parameters, self._owned()
         mine = sum(local(parameters[name]).nbytes for name in owned)
         others = sum(local(parameter).nbytes for name, parameter in parameters.items() if name not in owned)

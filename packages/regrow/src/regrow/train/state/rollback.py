@@ -1,4 +1,4 @@
-"""Undoing the changes that a step has made before its update.
+"""Undoes the changes that a step has made before its update.
 
 Parameters and optimizer state usually change in the update only. Those that a script is known to change before it are
 copied too (`early`), and everything is copied if a body cannot be separated from its update.
