@@ -103,7 +103,7 @@ class Between:
             self.committed(step)
 
     def effects_included(self) -> None:
-        """Note that the state already has the effects of the code after the step: put back those of the script's run."""
+        """Note that the state already has the effects of the code after the step: undo those of the script's run."""
         self._committed_at, self._before = NO_STATE, None
         closely = self._steps < _LEARNT_AFTER
         self._mark.take(self._looker.large() if closely else self._known() | self._looker.likely())

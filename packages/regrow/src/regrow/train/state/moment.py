@@ -151,7 +151,7 @@ class Moment:
             raise StateError(f"{unlike[0]} cannot be put back: steps have put something there that cannot be copied")
 
     def go_back(self) -> list[str]:
-        """As `put_back`, but return the names of objects that could not be remembered, so that they stay as they are."""
+        """As `put_back`, but return the names of objects that could not be remembered, and so not restored."""
         unlike: list[str] = []
         if not self.taken:
             raise StateError("nothing was remembered of this step", hint="call begin() first")

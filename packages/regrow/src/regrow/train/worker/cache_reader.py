@@ -1,4 +1,4 @@
-"""A worker as the reader of its node's data cache."""
+"""Reads batches from a node's data cache for one worker."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from regrow.train.worker.control import Control
 
 
 class Reading:
-    """View of a worker that a wait for a batch needs.
+    """The part of a worker that a wait for a batch needs.
 
     Args:
         link: the channel to the agent, which starts producers.

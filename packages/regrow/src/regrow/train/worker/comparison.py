@@ -1,4 +1,4 @@
-"""Replicas compare digests of their state between two steps: silent corruption is found within a few steps."""
+"""Compares digests of the replicas' state between two steps, so that silent corruption is found within a few steps."""
 
 import logging
 import struct
@@ -128,7 +128,7 @@ class Comparison:
         return True
 
     def _exchange(self, mine: "_Look", far: float | None) -> tuple[list[Statement], int]:
-        """Statements of all ranks, and the largest number of blocks that one of them has."""
+        """Exchange statements with all ranks; also returns the largest number of blocks that one of them has."""
         env = self._link.env
         holding = xxhash.xxh3_64_intdigest(self._holding.encode())
         count = len(blocks(mine.inventory, mine.left_out))
@@ -189,7 +189,7 @@ class _Kept(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The state of this rank as it is compared."""
+    """This rank's state in the form in which it is compared."""
 
     inventory: Inventory
     tensors: dict[str, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Interrupts a forward pass whose result is not needed, at its next module call. Costs nothing until it is used."""
+"""Interrupts a forward pass whose result is not needed, at its next module call. Costs nothing in other forwards."""
 
 import threading
 from collections.abc import Callable

@@ -43,34 +43,34 @@ class AttemptBody(Protocol):
 
     @property
     def complete(self) -> bool:
-        """True if all changes of this step are made, so that an error now comes after it."""
+        """True if all changes of this step are made, so that an error now belongs to the code after it."""
 
     def watch(self, objects: Iterable[object]) -> None:
-        """Watch these protected objects: which of them a body changes, and when."""
+        """Watch these protected objects, to learn which of them a body changes, and when."""
 
     def begin_step(self, number: StepNo, state: ProtectedState) -> bool:
         """Start the body of a step; False if the generation is over."""
 
     def enter(self) -> None:
-        """The script enters the body of a step."""
+        """Called when the script enters the body of a step."""
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is."""
+        """Called before protected state changes. Raises `GenerationHalted` if the state must not change."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The script has logged these numbers of this rank."""
+        """Called when the script has logged these numbers of this rank."""
 
     def stepped(self, optimizer: object) -> None:
-        """A protected optimizer has stepped."""
+        """Called after a protected optimizer has stepped."""
 
     def left(self) -> None:
-        """The script has left the body."""
+        """Called when the script has left the body."""
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
-        """Commit a body without an error; False if it must run again all the same. Raises as `before_update`."""
+        """Commit a body without an error; False if it must run again all the same. Raises errors of `before_update`."""
 
     def conclude(self) -> bool:
-        """Commit the step, all of whose changes are made."""
+        """Commit the step, as all its changes are made."""
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
         """Undo the changes of a failed attempt. False outside a job: there the error is the script's."""
@@ -86,7 +86,7 @@ class AttemptBody(Protocol):
 
 
 class ProofParty(Protocol):
-    """View of a worker that shadow proofs need; implemented by `shadow_proofs.py`."""
+    """The part of a worker that shadow proofs need; implemented by `shadow_proofs.py`."""
 
     @property
     def wanted(self) -> str:
@@ -126,7 +126,7 @@ class ProofParty(Protocol):
 
 
 class WaitingRoom(Protocol):
-    """Waiting of a worker for the others."""
+    """Interface to a worker's waits for the other ranks."""
 
     def checkpoint(self) -> None:
         """At a step's boundary, take the copies of the state that are due."""
@@ -142,7 +142,7 @@ class WaitingRoom(Protocol):
         """Change of the world's size since the last call, if there was one."""
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
-        """After the last step, wait until no rank needs this one's state; False if a new membership must be formed.
+        """After the last step, wait until no rank needs this rank's state; False if a new membership must be formed.
 
         Args:
             goes_on: wait only until all have run the last step; this is called again at the end of the script.
@@ -169,11 +169,11 @@ class WorkerGroups(Protocol):
 
 
 class Participation(Protocol):
-    """A worker's part in its job; implemented in `supervised.py` and `standalone.py`, which one test checks."""
+    """A worker's part in its job; implemented in `supervised.py` and `standalone.py`, which the same test checks."""
 
     worker_id: WorkerId
     early: EarlyReads
-    """The script's reads of its place before its loop."""
+    """Records where the script has read its rank and the world's size before its loop."""
     rehearses: bool
     records: bool
     """True if the reads of steps are recorded."""
@@ -208,7 +208,7 @@ class Participation(Protocol):
 
     @property
     def one_node(self) -> bool:
-        """True if the job can have no other node than this one."""
+        """True if the job can have no other node."""
 
     @property
     def generation(self) -> int:
@@ -216,7 +216,7 @@ class Participation(Protocol):
 
     @property
     def step(self) -> StepNo:
-        """The step that this worker stands before."""
+        """The step that this worker will run next."""
 
     @property
     def halted(self) -> bool:
@@ -224,7 +224,7 @@ class Participation(Protocol):
 
     @property
     def restart_index(self) -> int:
-        """Number of the restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all ranks run again before they go on; 0: none."""
 
     @property
     def over(self) -> bool:
@@ -236,7 +236,7 @@ class Participation(Protocol):
 
     @property
     def holds_initial_state(self) -> bool:
-        """True if the state that the script built here counts, and is not overwritten by peers or a checkpoint."""
+        """True if the state built by the script here is used, and not overwritten by peers or a checkpoint."""
 
     @property
     def newcomer(self) -> bool:
@@ -252,16 +252,16 @@ class Participation(Protocol):
 
     @property
     def waiting(self) -> WaitingRoom:
-        """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
+        """Interface to this worker's waits for the others. Raises `GenerationHalted` before `arrive`."""
 
     def echo(self) -> AbstractContextManager[None]:
-        """Context of a rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+        """Context of a rehearsal: collectives are answered locally, and updates count for the rehearsal only."""
 
     def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
         """Context in which a hook of the script runs on all ranks, outside its steps.
 
         Args:
-            hook: its name, for people.
+            hook: name of the hook, for people.
             within: seconds for which the hook counts as progress.
             calls: whether the hook may call collectives.
         """
@@ -312,19 +312,19 @@ class Participation(Protocol):
         """Context in which the script's loader fetches a batch, and must not call collectives."""
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
-        """Put the record of a step's read where the agent finds it if this worker dies in the step."""
+        """Record the read of a step where the agent can find it if this worker dies in the step."""
 
     def pass_boundary(self) -> bool:
-        """Begin the next step; False if this worker, like all, stops before it because the world is to change."""
+        """Begin the next step; False if all ranks stop before it because the world is to change."""
 
     def turn(self) -> None:
-        """Go on to the next training, as one has ended. Raises `WorkerReleased` if other processes run it."""
+        """Go on to the next training, as this one has ended. Raises `WorkerReleased` if other processes run it."""
 
     def expect_after_steps(self, following: int) -> None:
-        """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
+        """Set the worker's place right after a commit: before its first restartable function (1), or past all (0)."""
 
     def place_after_step(self, following: int) -> None:
         """Set the number of the restartable function after its last step that this worker may run next; 0: none."""
 
     def await_position(self) -> tuple[StepNo, int]:
-        """For a newcomer: the step before which the others are, and the restartable function that they are in."""
+        """For a newcomer: the next step of the other ranks, and the restartable function that they are in."""

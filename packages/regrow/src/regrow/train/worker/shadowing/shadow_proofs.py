@@ -29,7 +29,7 @@ class ShadowProofs:
 
     Args:
         link: the channel to the agent.
-        control: knows the orders.
+        control: receives the orders.
         groups: this worker's groups.
         body: the body of the present step.
     """
@@ -125,7 +125,7 @@ class ShadowProofs:
         self._ask(asking)
         state.variables.withheld = frozenset(order.own)
         try:
-            prompt = self._link.prompt  # the rank waits for the reception, even if the machine is busy
+            prompt = self._link.prompt  # so that the rank waits for the reception, even if the machine is busy
             prompt.run(asking.run) if prompt is not None else asking.run()
         finally:
             self._asking = None
