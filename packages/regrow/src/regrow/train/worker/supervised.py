@@ -199,7 +199,7 @@ class SupervisedWorker:
             yield
 
     def _reached(self, stage: str) -> dict[str, Seconds]:
-        """Record the end of a stage before the loop. Returns all such times, or none for a standby, which then waited."""
+        """Record the end of a stage before the loop. Returns all such times; none for a standby, which waited."""
         stages = self._link.stages
         if stage not in stages.seconds:
             stages.reached(stage, time.monotonic(), internals.compiled())
