@@ -1,6 +1,6 @@
 """Position of a worker's state, and the transitions that may follow.
 
-The training thread and the control thread both use this, under one lock. The rule on which all else depends: once a
+The training thread and the control thread both use it, under one lock. The rule on which all else depends: once a
 worker has reported the step of its state, the state stays there until a new generation is formed.
 
     Empty ─resume→ Idle(n) ─begin→ Computing(n) ─update→ Updating(n) ─commit→ Idle(n+1)

@@ -18,8 +18,8 @@ from regrow.core.ids import Rank
 class Statement:
     """A rank's statement about its state.
 
-    `holding`: equal for ranks that should have the same state. After steps were run again, `distance`: between the
-    rank's former and present state of this step, None if it has no former one; `was_witness`: `witness` at that time.
+    `holding`: equal for ranks that should have the same state. `distance`: from the rank's former state of this step to
+    the present one, if steps were run again; None without a former one. `was_witness`: `witness` at that former time.
     """
 
     rank: Rank
@@ -81,7 +81,7 @@ def _odd(replicas: Sequence[Statement]) -> list[Rank]:
 
 
 def _farther(replicas: Sequence[Statement]) -> list[Rank]:
-    """Ranks whose former state differed more than the nearest one's from the state after steps were run again.
+    """Ranks whose former state is farther from the state after steps were run again than that of the nearest rank.
 
     A difference alone is no proof: a wrong parameter spoils the gradients that all ranks sum, so the others' states
     were wrong too, but only by the effect of the gradients.

@@ -37,7 +37,7 @@ class _Unsent(NamedTuple):
     read: BatchRecord | None
     parts: list[BatchRecord]
     inside: frozenset[str]
-    """Names of the numbers that its body has logged."""
+    """Names of the numbers that the step's body has logged."""
     data_wait: Seconds
     stall: Seconds
     own: Seconds
@@ -127,8 +127,8 @@ class Announcing:
 
         Args:
             step: may still get more numbers.
-            prepared: has the step's times.
-            batches: know what was read for the step.
+            prepared: has the times of the step.
+            batches: have records of the step's reads.
             adopted: other ranks committed the step, with this rank's gradients.
         """
         now, generation = time.monotonic(), Generation(self._worker.generation)

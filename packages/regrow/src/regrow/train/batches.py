@@ -75,7 +75,7 @@ class Batches:
         return self._loader.record if self._last == step and isinstance(self._loader, StepLoader) else None
 
     def parts(self, step: StepNo) -> list[BatchRecord]:
-        """Records of the micro-batches of `step` that the body has read until now; empty if it has none."""
+        """Records of the micro-batches of `step` that the body has read until now; empty without micro-batches."""
         return (
             self._loader.records(StepNo(step - self._began))
             if self._last == step and isinstance(self._loader, Dealer)
@@ -83,7 +83,7 @@ class Batches:
         )
 
     def reads(self, step: StepNo) -> list[BatchRecord]:
-        """Records of the last reads for `step`, if its batches are data: contain tensors, arrays or texts."""
+        """Records of the last reads for `step`, if the batches are data, so contain tensors, arrays or texts."""
         if self._last != step or not self._loader.is_data():
             return []
         read = self.record(step)

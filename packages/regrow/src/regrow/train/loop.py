@@ -149,7 +149,7 @@ class StepLoop(ScriptPlace):
     def replay(self) -> Generator[Step, None, bool]:
         """Run the last committed step again, so that a newcomer reaches the function after it, in which the others are.
 
-        The body runs against echo groups, and received state overwrites its results. False: no replay is needed.
+        The body runs against echo groups, and received state overwrites its results. False if no replay is needed.
         """
         self._latest = self._rehearsal.replayed(self._echoing)
         if self._latest is None:
@@ -217,12 +217,12 @@ class StepLoop(ScriptPlace):
         self.restartables.before_update(closure=closure)
 
     def after_update(self, optimizer: object) -> None:
-        """Called after a protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
         self.worker.body.stepped(optimizer)
         self.restartables.after_update()
 
     def enter(self, step: Step) -> None:
-        """Called when the script enters the body of a step."""
+        """Begin the body of a step, which the script enters: seed the random generators, and start its records."""
         self.context.protected().variables.enters()
         self.context.data().seed_body(step.at)
         self.worker.body.enter()
@@ -348,7 +348,7 @@ class StepLoop(ScriptPlace):
         self._announcing.announce(fact)
 
     def log(self, step: Step) -> None:
-        """Called when numbers were added to those of the step."""
+        """Note numbers that were added to those of the step."""
         self._announcing.logged(step, self.context.batches)
 
     def agrees(self, *, last: bool = False) -> bool:

@@ -27,7 +27,7 @@ _GOES_ON = (
 
 
 class LoopContext:
-    """The part of a loop that decides nothing about steps.
+    """The part of a loop that does not run steps: its protected state, its batches, and its place in the world.
 
     Args:
         worker: how this process takes part in a job.
@@ -44,7 +44,7 @@ class LoopContext:
         self.hooks, self.regroups = ScaleHooks(), RegroupHooks(worker)
         self.draws = ExternalDraws(worker)
         self.kept = ""
-        """Reason that the script gives for keeping the world's size; empty: none."""
+        """Reason that the script gives for keeping the world's size; empty if there is none."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
         self._last_place = (worker.rank, worker.world)
@@ -73,7 +73,7 @@ class LoopContext:
         return self._share or (self.worker.rank, self.worker.world)
 
     def fixed(self) -> str:
-        """Reason of the data or of device meshes why the world cannot have another size; empty: it can."""
+        """Reason, in the data or in device meshes, why the world cannot have another size; empty if it can."""
         dealer, unit, world = self.dealer, self.worker.unit, self.worker.world
         if self.batches is None:
             return "the script has no session.steps"

@@ -32,7 +32,7 @@ class Producing(StandaloneWorker):
 
     @classmethod
     def at(cls, env: WorkerEnv) -> "Producing":
-        """Make it for the job's world, with the rank that the agent gave to this process."""
+        """Make a worker for the job's world, with the rank that the agent gave to this process."""
         Groups().install(rank=env.rank, world=env.world, formation=None, form_s=FORM_S)
         return cls(env.rank, env.local_rank, env.world)
 
@@ -59,10 +59,10 @@ class ProducerSession(Session):
         seed_everything(seed)  # as every worker does, since the script may make its data from random numbers
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
-        """Nothing needs protection here."""
+        """Do nothing, as nothing needs protection here."""
 
     def policy(self, policy: Policy) -> None:
-        """Nothing is updated here, but a script may ask for its settings."""
+        """Keep the policy for `setting`, which a script may call; nothing is updated here."""
         self._scaled = Scaled(policy, (), lambda: self.replicas)
 
     def on_regroup(
@@ -71,7 +71,7 @@ class ProducerSession(Session):
         """Ignore the hooks, as no groups are formed here."""
 
     def digest(self) -> str:
-        """Empty, as there is no state."""
+        """Return an empty string, as there is no state."""
         return ""
 
 

@@ -62,7 +62,7 @@ class RestartableCalls:
         self._at = 0
         self._due = 0
         self._unknown = False
-        """True if a collective was called since the last step before the script was known to call any there."""
+        """True if a collective was called since the last step, before the script was known to call any there."""
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
@@ -73,7 +73,7 @@ class RestartableCalls:
     def work_of(self, call: Asked) -> Work | None:
         """Called for each collective: one of all ranks between two steps runs as a restartable function by itself.
 
-        None: the collective is not of this kind, and is called as usual.
+        None if the collective is not of this kind, and is called as usual.
         """
         loop = self._loop
         if call.size == self._worker.world and not call.echoed and threading.get_ident() == self._thread:
@@ -96,7 +96,7 @@ class RestartableCalls:
         return work
 
     def begin(self, *, expected: bool) -> None:
-        """Called when the loop begins; `expected`: something may run between its steps, though none was seen yet."""
+        """Prepare as the loop begins; `expected`: something may run between its steps, though nothing was seen yet."""
         if expected:
             self._declare()
         self.prepare()
@@ -115,7 +115,7 @@ class RestartableCalls:
         state.between.serves_commits = state.modes.calls_between = self.declared() > 0
 
     def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
-        """Run a function, as a restartable one between two steps; `lone`: a collective that changes nothing else."""
+        """Run a function as a restartable one between two steps; `lone`: a collective, which changes nothing else."""
         loop = self._loop
         self._after.meets_others()
         if self._at or not loop.between_steps:
@@ -248,7 +248,7 @@ class RestartableCalls:
     def expect(self, first: int) -> None:
         """Bring a newcomer to function number `first` after a step, in which the other ranks are.
 
-        0: the other ranks are past all functions after the step.
+        `first` is 0 if the other ranks are past all functions after the step.
         """
         if first:
             self._declare()
@@ -312,13 +312,13 @@ class RestartableCalls:
             self._context.protected().reseed(*parts)
 
     def before_update(self, *, closure: bool = False) -> None:
-        """Called before a protected optimizer steps; `closure`: it has a closure that computes gradients."""
+        """End the rehearsal before a protected optimizer steps, unless it has a closure that computes gradients."""
         if self._rehearsing and not closure:
             self._rehearsed = True
             raise Rehearsed
 
     def after_update(self) -> None:
-        """Called after a protected optimizer's step, which is a step of the job if the function is the training."""
+        """Commit the step that a protected optimizer's update makes, if the function is the whole training."""
         if self._rehearsing:
             self._rehearsed = True
             raise Rehearsed

@@ -120,7 +120,7 @@ class Session:
     def on_regroup(
         self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
     ) -> None:
-        """Set hooks that rebuild a library's resources on the groups, called whenever groups are formed again.
+        """Set hooks to rebuild resources that a library has built on the groups, whenever groups are formed again.
 
         Groups of `torch.distributed` and wrappers on them (DDP, FSDP, device meshes) follow by themselves. Use hooks
         for connections, handles or memory that a library exchanges once (NVSHMEM, DeepEP, symmetric memory):
@@ -142,8 +142,8 @@ class Session:
         again; the same error once more at the same step ends the job, like an error of a body.
 
         Args:
-            before: gives up what was built; called with the number of the groups' generation.
-            after: builds it; called with the number of the groups' generation, which no other groups of the job have.
+            before: releases the resources; called with the number of the groups' generation.
+            after: builds them; called with the number of the groups' generation, which no other groups of the job have.
             within: seconds that a hook may take; a longer call is reported, and the rank may count as hanging.
 
         Raises:

@@ -169,7 +169,7 @@ class Step:
 
         Args:
             draw: makes the result: None, numbers, strings, bytes, tensors (without gradients), numpy arrays, in lists,
-                tuples, sets and dicts. Kept are 64 MiB for a rank and step, and at most 32 MiB for its replacement.
+                tuples, sets and dicts. 64 MiB are kept for a rank and step, at most 32 MiB for its replacement.
             like: a value of the same form.
 
         Raises:

@@ -47,7 +47,7 @@ class StepRunner(Protocol):
         """Join the next generation if the present one is over; True if it was."""
 
     def failed(self, error: Exception) -> bool:
-        """Handle the error of an attempt; True: go on in a new membership. False: the error is the script's."""
+        """Handle the error of an attempt: True to go on in a new membership, False if the error is the script's."""
 
     def agrees(self) -> bool:
         """True if this rank's replicas have the same state, or were not compared."""
@@ -59,4 +59,4 @@ class StepRunner(Protocol):
         """Send all reports on steps that are still due, as no step follows."""
 
     def loops_left(self) -> None:
-        """Called when all ranks have left their loops."""
+        """Called when all ranks have left their loops: no step runs again."""

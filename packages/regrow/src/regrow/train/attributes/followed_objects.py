@@ -11,7 +11,7 @@ class FollowedObjects:
     """The followed objects of one loop.
 
     Args:
-        objects: the objects at first.
+        objects: the objects to follow at first.
         keepers: finds the objects that exist at a later moment; None: `objects` stay.
     """
 

@@ -87,7 +87,7 @@ class HangingAttributes:
 def of_modules(
     things: dict[str, object], parameters: dict[str, torch.Tensor], buffers: Callable[[], Iterable[torch.Tensor]]
 ) -> HangingAttributes:
-    """Make it for the objects around these protected things and parameters; `buffers` are restored by other means."""
+    """`HangingAttributes` of objects around these things and parameters; `buffers` are restored by other means."""
     return HangingAttributes(lambda: holders(things, parameters), lambda: [*parameters.values(), *buffers()])
 
 

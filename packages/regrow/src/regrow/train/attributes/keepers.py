@@ -33,7 +33,7 @@ _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
 _BYTES = 16 << 20
-"""Most bytes of arrays in all of these things together, as every step looks at them."""
+"""Most bytes of arrays in all followed things together, as every step looks at them."""
 Variables = Mapping[str, object]
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
 _NO_HOLDERS = (int, float, str, bytes, torch.Tensor)
@@ -43,7 +43,7 @@ _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, Iterable
 
 
 class Keepers:
-    """Finds these things, each once; also protected objects other than modules, and holders of protected objects.
+    """Finds things around a loop that hold plain values or protected objects, and protected objects but modules.
 
     Args:
         frames: frames of the script, innermost first.
@@ -71,7 +71,7 @@ class Keepers:
         self.left_out = ""  # for people: the things beyond the bounds
 
     def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
-        """Things to which the script's variables and modules lead; with `roots`, only those variables."""
+        """Things to which these variables and the script's modules lead; with `roots`, only variables so named."""
         found: list[Attributes] = [ProcessSettings()] if self._around and roots is None else []
         names, room = Counter[str](), _BYTES
         for name, thing in _reachable(variables, roots):

@@ -28,7 +28,7 @@ class Settling:
             self._unhook(modules)
 
     def cut_off(self, modules: Modules, error: BaseException) -> None:
-        """Prepare for the next step after `error` ended one. Forwards settle buckets too, if a body has several."""
+        """Prepare for the next step after `error` ended one. If a body has several forwards, each settles buckets."""
         modules.reset(error)
         if modules.unsettled and not self._hooks:
 

@@ -127,7 +127,7 @@ class TreeSummed:
                 counter.push(index, flat)
 
     def finish(self, scale: float) -> None:
-        """Sum over ranks, along the tree."""
+        """Sum the gradients over ranks along the tree, and multiply the sums by `scale`."""
         changed = next((name for name, v in self._versions().items() if self._buffers.get(name) != v), None)
         if changed is not None:
             raise UsageError(
@@ -169,16 +169,16 @@ class TreeSummed:
     # --- parameters without FSDP -------------------------------------------------------------------------------
 
     def _comes(self, at: int, parameter: torch.Tensor, _: object) -> None:
-        """Called before a backward adds to a parameter's gradient.
+        """Put the neighbour's sum into `grad`, before a backward adds to a parameter's gradient.
 
-        The backward adds to the neighbour's sum while the new gradient is in the CPU's cache, and frees that at once.
+        The backward adds to that sum while the new gradient is in the CPU's cache, and frees the gradient at once.
         """
         if self._index not in (_NONE, self._last_of[at]):
             neighbour = self._counters[at].neighbour(self._index)
             parameter.grad, self._joins[at] = neighbour, neighbour is not None
 
     def _came(self, at: int, parameter: torch.Tensor) -> None:
-        """Called after a backward has added to a parameter's gradient."""
+        """Called after a backward has added to a parameter's gradient: take the gradient over into the sums."""
         gradient = parameter.grad
         if self._index == _NONE or gradient is None:
             return
@@ -246,7 +246,7 @@ class _Summed:
     work: Work | None
 
     def wait(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parameters' indices, and their gradients. Raises what collectives raise."""
+        """Wait for the sums; yield each parameter's index and its gradient. Raises what collectives raise."""
         if self.work is not None:
             self.work.wait()
         for at, start, like in zip(self.chunk, self.places, self.likes, strict=True):

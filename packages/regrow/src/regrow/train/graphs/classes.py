@@ -19,7 +19,7 @@ _BUILTINS = "builtins"
 
 
 class Classes:
-    """Classes of which things may be made.
+    """The classes of which objects may be made.
 
     Args:
         types: classes of the things in the graph.

@@ -1,4 +1,4 @@
-"""A graph of objects from data: things that existed as the loop began keep their identity, others are made anew."""
+"""Decodes a graph of objects: things that existed as the loop began keep their identity, others are made anew."""
 
 import enum
 import random
@@ -158,7 +158,7 @@ class _Reader:
                 self._adopt(self._thing(number), number)
 
     def _adopt(self, value: Any, number: int) -> None:
-        """Match the values of a class or function here with the sender's values, as they cannot be replaced."""
+        """Assign the sender's numbers to the values of a class or function here, as these cannot be replaced."""
         for (_, mine), encoded in zip(self._given_here(value, number), self._given(number), strict=True):
             if type(encoded) is tuple and encoded != LEFT and encoded[0] not in self._made:
                 kind, name, path, content = self._nodes[encoded[0]]

@@ -1,4 +1,4 @@
-"""A graph of objects as data: a list of its things, and one piece of memory for all arrays and tensors."""
+"""Encodes a graph of objects: as a list of its things, and one piece of memory for all arrays and tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Values of classes, functions and enumerations, shared by all their users, that steps replace by others."""
+"""Follows values of classes, functions and enumerations that steps replace by others, for all users of these."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ Held = dict[int, tuple[object, Places]]
 
 
 class Exchanges:
-    """Knows which values classes and functions had when they were first seen."""
+    """Remembers the values that classes and functions had when they were first seen."""
 
     def __init__(self) -> None:
         self._first: Held = {}
@@ -21,7 +21,7 @@ class Exchanges:
         self.encoded: dict[int, dict[str, bool]] = {}
         """By holder, places whose values steps have replaced; True: data, which is sent."""
         self.code = ""
-        """Name of a place whose old or new value is code; empty: there is none."""
+        """Name of a place whose old or new value is code; empty if there is none."""
 
     def look(self, things: Iterable[Thing], *, live: bool) -> Held:
         """All places as they are now. Raises `NotCarried` if a function has other values outside of its places.

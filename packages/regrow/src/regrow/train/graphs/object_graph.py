@@ -20,10 +20,10 @@ _MOST_LEFT = 256
 
 
 class ObjectGraph:
-    """Environments, replay buffers, and other objects that keep their state in attributes, with a `state_dict`.
+    """Gives a `state_dict` to environments, replay buffers, and other objects that keep their state in attributes.
 
-    A thing that they held when the loop began has the same path on every rank, since all ranks build alike: it keeps
-    its identity when a state is received, so that others that hold it see the change. Other things are made anew.
+    A thing that these objects held when the loop began has the same path on every rank, since all ranks build alike:
+    it keeps its identity when a state is received, so its other holders see the change. Other things are made anew.
 
     Things that several objects share are shared again after a state was received.
 
@@ -38,7 +38,7 @@ class ObjectGraph:
         self._roots = dict(roots)
         self._live = False
         self.apart = ""
-        """Reason for people why no other process can receive all of this state any more; empty: none is known."""
+        """Reason for people why no other process can receive all of this state any more; empty if none is known."""
         self.missing: list[str] = []
         """Sentences on state that was not put back, or not received."""
         self._unfollowed: dict[int, tuple[object, str]] = {}
@@ -47,7 +47,7 @@ class ObjectGraph:
         self.settle()
 
     def settle(self) -> None:
-        """Let all things held now count as built by all ranks."""
+        """Count all things held now as built alike by all ranks."""
         things = self.things()
         self._originals = Originals(things)
         self._exchanges = Exchanges()

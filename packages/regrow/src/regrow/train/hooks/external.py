@@ -90,7 +90,7 @@ class ExternalDraws:
             self._write(_Newest(worker.world, worker.step, 0, worker.groups.generation))
 
     def regrouped(self, change: WorldChange | None) -> None:
-        """Called in a new generation; `change`: of the world's size, None if it is the same."""
+        """Enter a new generation: find out if lost workers may have drawn. `change`: of the world's size, if any."""
         if self._joins:
             self._draws_unknown = change is None or change.kind == "fault"
         self._joins = False
@@ -98,7 +98,7 @@ class ExternalDraws:
             self._write(msgspec.structs.replace(newest, generation=self._worker.groups.generation))
 
     def begins(self, step: StepNo, *, rehearsal: bool) -> None:
-        """Called as a body begins."""
+        """Begin a body: drop the results of old steps, and record that draws of this step may begin."""
         self._calls = 0
         if rehearsal:
             return

@@ -1,4 +1,4 @@
-"""Recording of all that a body computes, in order, while it runs; the same code for the rank and for its shadow."""
+"""Records all that a body computes, in order, while it runs; the rank and its shadow use the same code."""
 
 import os
 import sys
@@ -58,7 +58,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._forward_foreign = self._any_foreign = False
-        """`_any_foreign`: an answer was not the rank's. `_forward_foreign`: also one outside gradients' reductions."""
+        """`_any_foreign`: some answer was not the rank's. `_forward_foreign`: some answer in a forward pass was not."""
         self._hooks: list[Any] = []
 
     # --- events -------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class ShadowedLoop(StepOwner, Protocol):
     """The loop whose steps are recorded, or shadow those of another rank."""
 
     def substitute(self, step: Step | None) -> None:
-        """Set the step that the script runs instead of one of this worker's own; None: that is over."""
+        """Set the step that the script runs instead of this worker's own; None when that is over."""
 
     def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
         """Go to the next iteration of the loop without the code after the step's body."""
@@ -88,7 +88,7 @@ class Shadow:
     # --- both ----------------------------------------------------------------------------------------------------
 
     def enters(self) -> None:
-        """Called when the script enters a body."""
+        """Begin to record a body, which the script enters, if its step is recorded."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
@@ -111,12 +111,12 @@ class Shadow:
                 yield from ((name or "the model", each) for name, each in unwrapped(thing).named_modules())
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """Called when the body has logged these numbers."""
+        """Record numbers that the body has logged."""
         if self._recorder is not None:
             self._recorder.logged(numbers)
 
     def read(self, batch: object, what: str) -> None:
-        """Called when the body has read this micro-batch itself."""
+        """Record a micro-batch that the body has read itself."""
         if self._recorder is not None:
             self._recorder.batch(batch, what)
 
@@ -133,7 +133,7 @@ class Shadow:
                 recorder.paused = False
 
     def left(self, error: BaseException | None) -> None:
-        """Called when the script has left the body."""
+        """End the record of a body, which the script has left."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
@@ -171,7 +171,7 @@ class Shadow:
         self._spent = time.monotonic() - since
 
     def ends(self, *, well: bool) -> None:
-        """Called after a step of this worker's own; `well`: it was committed here."""
+        """Publish the record of this worker's own step, or that it was given up, if it was not committed (`well`)."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None or self._proving:
             return
@@ -199,7 +199,7 @@ class Shadow:
             yield from self._proof(order)
 
     def cannot(self) -> str:
-        """Reason for people why nothing can be compared here; empty: it can."""
+        """Reason for people why nothing can be compared here; empty if it can."""
         if self._context.regroups:
             return "the objects that it builds with session.on_regroup connect ranks, and a shadow is not a rank"
         if self._context.worker.reads_once:
@@ -315,7 +315,7 @@ class Shadow:
         return "" if error is None else f"its body raises {type(error).__name__}: {error}"
 
     def shadowed(self, step: Step, error: BaseException | None, innermost: FrameType) -> bool:
-        """Called after the body of a step in another rank's shadow; True if its exception is absorbed."""
+        """End a body that ran as another rank's shadow, and skip the code after it; True if its error is absorbed."""
         self.left(error)
         self._error = error
         if error is not None and not isinstance(error, Exception):

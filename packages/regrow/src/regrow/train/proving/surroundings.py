@@ -1,4 +1,4 @@
-"""Unprotected state of a script, by the place where it is kept: counters, caches, clocks, generators, settings.
+"""Finds unprotected state of a script, by the place where it is: counters, caches, clocks, generators, settings.
 
 If a newcomer computes something other than a rank, a difference in this state is the likely cause. The search covers
 the places where a script can keep it: variables of its running functions and modules, all they hold, the environment.

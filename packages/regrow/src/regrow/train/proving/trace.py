@@ -1,4 +1,4 @@
-"""Record of one rank's computation of a step, in order, and the first difference between two of them. Pure."""
+"""Record of one rank's computation of a step, in order, and the first difference between two records. Pure."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -62,7 +62,7 @@ class Trace(msgspec.Struct):
     held: Seconds = 0.0
     threads: int = 0
     failed: str = ""
-    """Reason why the trace is incomplete; empty: it is complete."""
+    """Reason why the trace is incomplete; empty if it is complete."""
 
 
 class Difference(msgspec.Struct, frozen=True):

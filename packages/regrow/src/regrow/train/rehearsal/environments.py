@@ -45,7 +45,7 @@ def is_generator_state(thing: object) -> bool:
 
 
 def look(environment: object) -> dict[str, object]:
-    """A token for all that an environment holds, by path."""
+    """A token for each object that an environment holds, by path."""
     return dict(_tokens(environment))
 
 

@@ -45,7 +45,7 @@ def shows(thing: object) -> bool:
 
 
 def _ends_of_reset(thing: object) -> Iterable[str | None]:
-    """For each `return` of `reset`: the returned attribute's name; empty: another value; None: no observation."""
+    """For each `return` of `reset`: the returned attribute's name, "" for another value, None for no observation."""
     code = getattr(inspect.unwrap(type(thing).reset), "__code__", None)  # type: ignore[attr-defined]
     if code is None:
         return [""]

@@ -109,7 +109,7 @@ class Unprotected:
         self._seeding.stop()
 
     def refuse_changed(self) -> None:
-        """Raise `UsageError` if something has changed, except random generators."""
+        """Raise `UsageError` if an unprotected object has changed that is not a random generator."""
         if self._arrays is not None and self._players.played():
             self._refuse_environments()
             self._arrays.refuse_changed()

@@ -54,7 +54,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def counted_by(*steps: object) -> str:
-    """Name the iterator that counts items of these, one of which is running now; empty: none is known.
+    """Name an iterator that counts the items of `steps`, of which one is running now; empty if none is known.
 
     Such a counter counts a rehearsal like a step, and a newcomer's begins at 0 in the middle of the training.
     """

@@ -91,7 +91,7 @@ def _within(most: int, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _read(text: str, uses: Uses) -> None:
-    """Add the names to which those in a text lead."""
+    """Add a text's names to `uses`, each with the names to which it leads."""
     tree = tree_of(text)
     ahead: list[tuple[ast.AST, tuple[set[str], ...]]] = [] if tree is None else [(tree, ())]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls

@@ -31,7 +31,7 @@ class BodyReads(NamedTuple):
 def read_first(frame: FrameType) -> BodyReads | None:
     """Names in the loop at this frame's present line, or in the loop of epochs around that loop.
 
-    None: there is no such loop, or its text cannot be read.
+    None if there is no such loop, or its text cannot be read.
     """
     tree = parsed(frame)
     if tree is None:

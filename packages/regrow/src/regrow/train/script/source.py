@@ -1,4 +1,4 @@
-"""The source text of the running script, as far as it can be read."""
+"""Reads the source text of the running script, as far as that is possible."""
 
 import ast
 import functools
@@ -41,7 +41,7 @@ def modules_of_script() -> list[ModuleType]:
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:
-    """A file's text as it was when it was first read: later edits of the file are not what runs.
+    """A file's text as it was when it was first read, since later edits of the file do not run.
 
     Args:
         file: the file's name.

@@ -39,7 +39,7 @@ class RememberedState(Protocol):
 
 
 class Between:
-    """The time between two steps.
+    """Handles protected state in the time between two steps.
 
     Args:
         state: the protected state.
@@ -57,10 +57,10 @@ class Between:
         self._before: Look | None = None
         """State when this time began, while the changes in it are still to be learnt."""
         self.serves_commits = False
-        """True if newcomers may have to run this time's code from its start: the script has restartable functions."""
+        """True if newcomers may have to run all code after the commit: the script has restartable functions."""
 
     def committed(self, step: StepNo) -> None:
-        """Begin after a commit: the state is at `step`, and the code that follows counts."""
+        """Begin after a commit: the state is at `step`, and the code that follows has effect."""
         self._mark.forget()
         self._committed_at = step
         closely = self._steps < _LEARNT_AFTER
@@ -73,7 +73,7 @@ class Between:
         self._closely = closely
 
     def after_last_step(self, step: StepNo) -> None:
-        """Begin after the last step: the state is at `step`, and all code that follows counts."""
+        """Begin after the last step: the state is at `step`, and all code that follows has effect."""
         if self._passing and self._commit.taken:
             self._commit.put_back()
         if self._mark.taken:
@@ -112,7 +112,7 @@ class Between:
         self._marked, self._closely = self._looker.look(closely=True), True
 
     def ends(self) -> None:
-        """Called before the next step. Raises `StateError` if changes that must be put back cannot be."""
+        """Put back changes that do not count, before the next step. Raises `StateError` if one cannot be put back."""
         if self._mark.taken:
             lost = [
                 name

@@ -20,7 +20,7 @@ class BuddyCopies:
 
     Args:
         link: the channel to the agent.
-        every: steps between two copies; 0: there are none.
+        every: steps between two copies; 0 if there are none.
         halted: returns True if the generation is over.
     """
 

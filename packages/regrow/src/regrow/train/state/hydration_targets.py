@@ -1,4 +1,4 @@
-"""Destination tensors for a received state, and the update of an optimizer from them."""
+"""Finds destination tensors for a received state, and updates an optimizer from them."""
 
 from dataclasses import dataclass
 

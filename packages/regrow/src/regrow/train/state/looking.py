@@ -1,4 +1,4 @@
-"""Detection of changes of protected state: by versions at every step, by digests while changes are being learnt.
+"""Detects changes of protected state: by versions at every step, by digests while changes are being learnt.
 
 Versions cost microseconds, but `parameter.data.mul_(...)` and some kernels do not count them.
 """
@@ -18,7 +18,7 @@ from regrow.train.state.naming import ProtectedObjects
 from regrow.train.values.arrays import flat_bytes
 
 _SAMPLED = 16
-"""Elements of a parameter that show if it contains another one's values."""
+"""Number of elements sampled from a parameter, to see if it now contains another one's values."""
 _AT_MOST = 2.0
 """Bound for parameters that no optimizer has (an average, a teacher, a frozen base): they are copied and digested only
 if their bytes are at most this factor of those that an optimizer has."""
@@ -44,7 +44,7 @@ class Looker:
         """A token for each parameter, and each object that has large tensors or arrays in its state.
 
         Args:
-            closely: by digests; costs a pass over all parameters.
+            closely: compute digests, which costs a pass over all parameters.
         """
         seen: dict[str, object] = {}
         digested = self._worthwhile() if closely else frozenset()

@@ -153,7 +153,7 @@ class ProtectedState:
         self.attributes.take()
 
     def updates(self) -> list[str]:
-        """Called before each update: learn what has changed before the first one; returns new names."""
+        """Called before each update: learn which state changed before the first one. Returns names that are new."""
         if self._updating:
             return []
         self._updating = True
@@ -308,7 +308,7 @@ class ProtectedState:
     # --- as a StateSink ---
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
-        """Tensors to write into, new ones for optimizer state that this worker lacks. The state is torn from here on.
+        """Return tensors to be filled, new ones for optimizer state that this worker lacks. The state is torn from here on.
 
         Raises `StateError`, with nothing changed, if the two sides do not fit.
         """

@@ -1,4 +1,4 @@
-"""Changes that restartable functions make to protected state: exchanged weights, renewed statistics.
+"""Learns which protected state restartable functions change: exchanged weights, renewed statistics.
 
 The first runs of a function are watched closely, and all state that it could change is copied before; later runs copy
 only state that was seen to change.

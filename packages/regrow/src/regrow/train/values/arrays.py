@@ -41,7 +41,7 @@ class Keep(Enum):
 
 
 Shared = Callable[[], set[int]] | None
-"""Returns addresses of protected memory, which is put back by other means. None: no memory may be written."""
+"""Returns addresses of protected memory, which is put back by other means. None if no memory may be written."""
 _SMALL = 4 << 10
 """Arrays of at most this many bytes are compared with their copy, larger ones by hash: some writes count no version."""
 _MOST_LEAVES, _MOST_BYTES = 200_000, 8 << 20

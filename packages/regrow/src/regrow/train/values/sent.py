@@ -1,4 +1,4 @@
-"""Values of a script's variables on their way to another process."""
+"""Encodes values of a script's variables for another process."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -45,7 +45,7 @@ class Spaces:
         self._frames = None
 
     def requests_step(self) -> bool:
-        """Called when the script requests a step. True if other names are followed from now on."""
+        """Find the places to follow, as the script requests a step. True if other names are followed from now on."""
         found, changed = self._namespaces(), False
         if not self._has_read and self._frames is not None:
             loop = loop_read(self._frames())
@@ -60,7 +60,7 @@ class Spaces:
         return changed
 
     def enters(self) -> None:
-        """Called when the script enters the step that it has requested."""
+        """Follow only the places that still exist as the script enters the step that it has requested."""
         found = {space.name: id(space.owner) for space in self._namespaces()}
         self._known = {name: owner for name, owner in self._asking.items() if found.get(name) == owner}
 

@@ -36,7 +36,7 @@ class Untouched:
         self._counting = False
 
     def requests_step(self, frames: Iterable[FrameType]) -> None:
-        """Called when the loop at the present line of one of these frames requests a step."""
+        """Find what bodies carry in the loop at the present line of one of these frames, which requests a step."""
         if found := loop_read(frames):
             space, self._reads = namespaces([found[0]])[0], found[1]
             self._of, values = _of(space), space.read()
@@ -60,7 +60,7 @@ class Untouched:
         return space.of_frames
 
     def rehearsed(self, *, refuses: bool) -> None:
-        """Called after the rehearsal. Raises `UsageError` for variables that bodies carry on, if `refuses`."""
+        """End the rehearsal: later findings are reported. Raises `UsageError` for those until now, if `refuses`."""
         missed, self._missed, self._counting = list(self._missed), {}, True
         if missed and refuses:
             raise UsageError(

@@ -149,20 +149,20 @@ class Body(CallObserver):
             self._finite.watch(known)
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """Called when the script has logged these numbers of this rank."""
+        """Check numbers of this rank that the script has logged, if numbers are checked."""
         if self._finite is not None:
             self._finite.logged(numbers)
 
     def stepped(self, optimizer: object) -> None:
-        """Called after a protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
         self.updates.stepped(optimizer)
 
     def enter(self) -> None:
-        """Called when the script enters the body of a step, in which it can be interrupted."""
+        """Note that the script enters the body of a step, in which it can be interrupted."""
         self.entered = True
 
     def left(self) -> None:
-        """Called when the script has left the body; the code that follows is not part of it."""
+        """Note that the script has left the body; the code that follows is not part of it."""
         self.entered = False
         self.updates.end_body()
         if self.rehearsing:
@@ -313,7 +313,7 @@ class Body(CallObserver):
         """Start the `number`th restartable function since the last step; False if the generation is over.
 
         Args:
-            training: the state that it trains, if it is the whole training; None: it runs between two steps.
+            training: the state that it trains, if it is the whole training; None if it runs between two steps.
         """
         if not self.begin(training):
             return False

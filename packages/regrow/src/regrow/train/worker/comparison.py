@@ -104,7 +104,7 @@ class Comparison:
     def compare(self, step: StepNo, *, last: bool) -> bool:
         """Before `step`, or after the last one: True if all replicas have the same state, or no comparison is due.
 
-        False: they differ, the coordinator was informed, and its verdict must be awaited. This is a collective, and
+        False if they differ, the coordinator was informed, and its verdict must be awaited. This is a collective, and
         raises what collectives raise.
         """
         if not self._replicated or not (last or step % self._every == 0):

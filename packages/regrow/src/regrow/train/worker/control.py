@@ -354,7 +354,7 @@ class Control(WorkerPlace):
             return self._form
 
     def await_proof(self) -> ProveReplacement | None:
-        """Wait for the order to prove a replacement; None: the worker is needed, or no order came in time."""
+        """Wait for the order to prove a replacement; None if the worker is needed, or no order came in time."""
         with self._at_rest():
             self._changed.wait_for(lambda: self.waited_for or self._proof is not None, self._patience)
             proof, self._proof = self._proof, None
@@ -379,7 +379,7 @@ class Control(WorkerPlace):
     def await_release(self, *, goes_on: bool) -> bool:
         """Wait until all ranks have finished; with `goes_on`, until they have finished their steps.
 
-        False: the generation is over before that, or a snapshot of the last state is due. Raises `DeadlineExceeded`.
+        False if the generation is over before that, or a snapshot of the last state is due. Raises `DeadlineExceeded`.
         """
         with self._changed:
 

@@ -73,7 +73,7 @@ class FaultInjector(CallObserver):
             self._receive(FaultStage.REDUCE)
 
     def enter_between(self, step: StepNo) -> None:
-        """Called before a restartable function between two steps runs."""
+        """Prepare for faults in a restartable function between two steps, which is about to run."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
             self._receive(FaultStage.BETWEEN)

@@ -25,7 +25,7 @@ class Fetching:
             self._loader = ""
 
     def called(self, name: str, size: int) -> None:
-        """Called for each collective of `size` ranks. Raises `UsageError` if the loader calls it."""
+        """Check a collective of `size` ranks, as it is called. Raises `UsageError` if the loader calls it."""
         if self._loader and size > 1 and threading.get_ident() == self._thread:
             raise UsageError(
                 f"{self._loader} calls {name} while it fetches a batch; a rank that is replaced fetches its batches "

@@ -131,7 +131,7 @@ class NumberCheck(CallObserver):
         self._clear()
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """Called when the script has logged these numbers of the step."""
+        """Note those of the logged numbers that are to be checked."""
         if not self._within:
             return
         for name, value in numbers.items():
@@ -140,7 +140,7 @@ class NumberCheck(CallObserver):
                 self._logged[name] = (self._calls, value)
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Called as a collective starts: note its input, if it is a sum. See `CallObserver.starts`."""
+        """Note the input of a collective that starts, if it is a sum: see `CallObserver.starts`."""
         if not self._within:
             return
         at, self._calls = self._calls, self._calls + 1

@@ -24,11 +24,11 @@ class OwnTime:
         """Own time of the newest body; 0: not known."""
 
     def begin(self) -> None:
-        """Called when a body begins."""
+        """Start the clock of a body."""
         self._begun, self.seconds = FLIGHT.idle(), 0.0
 
     def called(self, name: str) -> None:
-        """Called when the body calls a collective."""
+        """Note that the body calls a collective: stop the clock if the collective's end cannot be seen."""
         if self._begun is None:
             return
         if name in _POINT_TO_POINT and self._unit == 1:
@@ -37,7 +37,7 @@ class OwnTime:
             self.end()
 
     def end(self) -> None:
-        """Called when the body has reached its update, or passed it."""
+        """Stop the clock, unless it has stopped: the body has reached its update."""
         if self._begun is not None:
             self.seconds = FLIGHT.idle() - self._begun
             self._begun = None

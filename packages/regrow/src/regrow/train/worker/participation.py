@@ -52,19 +52,19 @@ class AttemptBody(Protocol):
         """Start the body of a step; False if the generation is over."""
 
     def enter(self) -> None:
-        """Called when the script enters the body of a step."""
+        """Note that the script enters the body of a step."""
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
         """Called before protected state changes. Raises `GenerationHalted` if the state must not change."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """Called when the script has logged these numbers of this rank."""
+        """Check numbers of this rank that the script has logged, if numbers are checked."""
 
     def stepped(self, optimizer: object) -> None:
-        """Called after a protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
 
     def left(self) -> None:
-        """Called when the script has left the body."""
+        """Note that the script has left the body."""
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
         """Commit a body without an error; False if it must run again all the same. Raises errors of `before_update`."""
@@ -104,13 +104,13 @@ class ProofParty(Protocol):
         """Offer the state before `step`, to be read until the step's update."""
 
     def publish(self, trace: bytes | None) -> None:
-        """Publish the trace of the offered step; None: it was given up."""
+        """Publish the trace of the offered step; None if it was given up."""
 
     def listen(self, tape: Tape | None) -> None:
         """Send all collectives to this tape from now on."""
 
     def await_order(self) -> ProveReplacement | None:
-        """Wait for an order to prove a replacement; None: this worker has a rank, or is released."""
+        """Wait for an order to prove a replacement; None if this worker has a rank, or is released."""
 
     def in_place(self, order: ProveReplacement) -> AbstractContextManager[None]:
         """Context in which this worker appears to its script as the rank to be proven."""
@@ -178,7 +178,7 @@ class Participation(Protocol):
     records: bool
     """True if the reads of steps are recorded."""
     proofs: "ProofParty | None"
-    """This worker's side of shadow proofs; None: there are none."""
+    """This worker's side of shadow proofs; None if there are none."""
     reads_once: bool
     """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
     trial_steps: int
@@ -273,7 +273,7 @@ class Participation(Protocol):
         """Report a note on the script, shown once if several ranks send it. `doubts`: the job does not exit with 0."""
 
     def node_store(self) -> AgentStore | None:
-        """Store of keys that this node's agent keeps for its lifetime; None: there is no agent."""
+        """Store of keys that this node's agent keeps for its lifetime; None if there is no agent."""
 
     def send(self, fact: WorkerFact) -> None:
         """Send a fact to the supervisor of this worker."""
@@ -294,9 +294,9 @@ class Participation(Protocol):
             state: the protected state.
             buckets: the layout of buckets in which gradients are reduced together.
             buffered: the modules whose buffers are the same on all ranks between two steps.
-            microbatches: number of micro-batches of a step; 0: it has none.
-            fixed: reason why the world of this script cannot have another size; empty: it can.
-            unprovable: reason why nothing can be compared in a shadow proof; empty: it can.
+            microbatches: number of micro-batches of a step; 0 if it has none.
+            fixed: reason why the world of this script cannot have another size; empty if it can.
+            unprovable: reason why nothing can be compared in a shadow proof; empty if it can.
         """
 
     def compare(self, *, last: bool = False) -> bool:
@@ -306,7 +306,7 @@ class Participation(Protocol):
         """The data cache of this node for a training of `until` steps; None if there is none."""
 
     def fetches(self, number: StepNo) -> None:
-        """Called before the batch of a step is fetched."""
+        """Note that the batch of a step is about to be fetched."""
 
     def fetching(self, loader: object) -> AbstractContextManager[None]:
         """Context in which the script's loader fetches a batch, and must not call collectives."""

@@ -51,7 +51,7 @@ class Rejoin:
         recovery: brings this worker into a new generation.
         state: the protected state.
         copies: copies of the state in the agent's memory.
-        durable: takes snapshots of the state for the disk; None: there are none.
+        durable: takes snapshots of the state for the disk; None if there are none.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class Sampler:
         self._pace = CostInterval()
         self._replicated = self._failed = False
         self._whole_from: StepNo | None = None
-        """First of the steps at which all state is compared, part by part; None: that is done."""
+        """First of the steps at which all state is compared, part by part; None if that is done."""
         self._apart = 1
         self._last: tuple[StepNo, Seconds] | None = None
         self._made = self._looks_at_made = 0

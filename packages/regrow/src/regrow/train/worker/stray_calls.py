@@ -38,7 +38,7 @@ class StrayCalls(CallObserver):
         self._last = ""
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Called as a collective starts. Raises `UsageError` if others would take it for another one."""
+        """Count a collective as it starts. Raises `UsageError` if other ranks would take it for another one."""
         self._last = name
         if self._control.reformed and not self._body.begun and not self._groups.in_hook:
             # They are at the next step already: any collective that they call there would be matched with this one.

@@ -290,7 +290,7 @@ class SupervisedWorker:
     def compare(self, *, last: bool = False) -> bool:
         """At a step's boundary: True if replicas have the same state, or no comparison is due.
 
-        False: they differ; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives raise.
+        False if they differ; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives raise.
 
         Args:
             last: no step follows.
@@ -308,7 +308,7 @@ class SupervisedWorker:
         return self.reading.cache(until)
 
     def fetches(self, number: StepNo) -> None:
-        """Called before the batch of a step is fetched."""
+        """Note that the batch of a step is about to be fetched."""
         self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
         self._faults.inject(FaultStage.DATA, number)
 

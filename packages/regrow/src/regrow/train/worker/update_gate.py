@@ -39,7 +39,7 @@ class UpdateGate:
         self.accelerator: Accelerator = Processor()
         """Device that computes the gradients."""
         self.check: NumberCheck | None = None
-        """Check that the numbers of the step are finite on all ranks; None: there is none."""
+        """Check that the numbers of the step are finite on all ranks; None if there is none."""
         self.waits: Callable[[], None] = lambda: None
         """Called during a wait for the device, which may be long, to report what the device has finished before."""
         self.ready: Callable[[], None] = lambda: None
@@ -105,7 +105,7 @@ class UpdateGate:
         self._faults.inject(FaultStage.ROLL, step)
 
     def _vote(self, step: StepNo) -> bool:
-        """Wait until every rank is ready; False: the generation is over, or about to be."""
+        """Wait until every rank is ready; False if the generation is over, or about to be."""
         self._copies.await_stored()
         if self._over():
             return False

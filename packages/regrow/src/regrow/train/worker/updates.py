@@ -38,13 +38,13 @@ class Updates:
         self._stepped, self._begun, self._learning, self._mark = Counter(), False, learning, {}
 
     def began(self, *, closure: bool) -> None:
-        """Called when an optimizer is about to step. `closure`: the optimizer has a closure that computes gradients."""
+        """Note that an optimizer is about to step. `closure`: the optimizer has a closure that computes gradients."""
         self._begun = True
         if closure:
             self.torn_apart = self.torn_apart or "optimizer.step(closure) computes gradients"
 
     def stepped(self, optimizer: object) -> None:
-        """Called after an optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         self._stepped[id(optimizer)] += 1
         if self._learning:
             self._mark = witness(self._objects)

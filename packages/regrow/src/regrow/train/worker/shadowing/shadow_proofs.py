@@ -69,7 +69,7 @@ class ShadowProofs:
         return self._body.recovery.held_up if self._body.recovery is not None else 0.0
 
     def publish(self, trace: bytes | None) -> None:
-        """Publish the trace of the offered step; None: it was given up."""
+        """Publish the trace of the offered step; None if it was given up."""
         if self._body.recovery is not None:
             self._body.recovery.server.publish(trace)
 
@@ -80,7 +80,7 @@ class ShadowProofs:
     # --- the newcomer -------------------------------------------------------------------------------------------
 
     def await_order(self) -> ProveReplacement | None:
-        """Wait for an order to prove a replacement; None: this worker has a rank, or is released."""
+        """Wait for an order to prove a replacement; None if this worker has a rank, or is released."""
         if self._link.env.role is Role.RANK or self._body.recovery is None:
             return None
         return self._control.await_proof()
