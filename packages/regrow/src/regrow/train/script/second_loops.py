@@ -160,7 +160,7 @@ def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, fram
 
 
 def _called_by(caller: FrameType, called: FrameType) -> str:
-    """Name of a function, between two frames of the script, that repeatedly calls its argument; empty if there is none."""
+    """Name of a function that repeatedly calls its argument, between two frames of the script; empty without one."""
     between = called.f_back
     while between is not None and between is not caller:
         package = str(between.f_globals.get("__name__", "")).partition(".")[0]
@@ -172,7 +172,7 @@ def _called_by(caller: FrameType, called: FrameType) -> str:
 
 
 def _mapped_at(frame: FrameType) -> str:
-    """Name of a `map` over several values that this frame's present expression consumes whole; empty if there is none."""
+    """Name of a `map` over several values that this frame's present expression consumes whole; empty without one."""
     there = _variables(frame)
     for call in _calls_at(frame):
         match call:

@@ -308,7 +308,7 @@ class ProtectedState:
     # --- as a StateSink ---
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
-        """Return tensors to be filled, new ones for optimizer state that this worker lacks. The state is torn from here on.
+        """Tensors to be filled, new ones for optimizer state that this worker lacks. The state is torn from here on.
 
         Raises `StateError`, with nothing changed, if the two sides do not fit.
         """

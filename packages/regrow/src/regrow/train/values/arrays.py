@@ -147,7 +147,7 @@ def check_sendable(leaves_of_value: Iterable[object]) -> None:
 
 
 def _written(thing: Array) -> int:
-    """A number that changes when the array is written to; 0 for a small array, which is compared with its copy."""
+    """A number that changes when the array is written to; 0 for a small one on the host, compared with its copy."""
     if isinstance(thing, torch.Tensor) and is_elsewhere(thing):
         return -1 if thing.is_inference() else thing._version
     if thing.nbytes <= _SMALL:

@@ -136,7 +136,7 @@ def _of_array(thing: Array) -> object:
 def _carries(name: str) -> bool:
     """True if arrays of this name may carry something from step to step, by the text of the script's functions.
 
-    False if functions, other than those that build an object, only write it: then it has the last step's result.
+    False if functions, other than those that build an object, only write them: then they hold the last step's result.
     """
     texts = {text_of(vars(each).get("__file__") or "") for each in modules_of_script()}
     uses = [_uses(name, code) for code in map(_compiled, texts) if code is not None]

@@ -91,7 +91,7 @@ class Variables:
         self._instead: dict[str, bytes] | None = None
         """Values to send meanwhile instead of `_left`: those of an earlier moment."""
         self.over = False
-        """True if the script, or that of the ranks that sent values, has left its loop, so that no step follows."""
+        """True if the script has left its loop, or those of the ranks that sent values had, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
         self._made: dict[tuple[str, str], list[str]] = {}
@@ -129,14 +129,14 @@ class Variables:
 
     @leaves_training_alone
     def requests_step(self) -> None:
-        """Called when the script requests a step: its variables now, and when it enters the step, are followed."""
+        """Find the variables to follow, as the script requests a step; they must still exist as it enters the step."""
         self._unheard = {}
         if self.places.requests_step():
             self._glances = {}
 
     @leaves_training_alone
     def enters(self) -> None:
-        """Called when the script enters the step that it has requested."""
+        """Follow only variables that still exist as the script enters the step that it has requested."""
         self.places.enters()
 
     def take(self) -> dict[str, Values]:
@@ -146,7 +146,7 @@ class Variables:
 
     @leaves_training_alone
     def begin(self) -> None:
-        """Called as the loop begins: before the rehearsal, and once the changes of the rehearsal are undone."""
+        """Take fingerprints before the rehearsal; after it, note the values that it has changed and nobody restores."""
         if (changed := self._unkept.begin(self._now)) and not self.is_newcomer:
             shown = ", ".join(f"`{key}` of {name}" for name, key in (each.split("\n") for each in changed[:4]))
             self.notes.append(f"the rehearsal of the loop's body has changed {shown}, which nobody puts back")

@@ -104,7 +104,7 @@ class Assembly:
 
 
 class SetUpCalls:
-    """Collectives between the creation of a worker's groups and its loop.
+    """Records or answers collectives between the creation of a worker's groups and its loop.
 
     Args:
         link: the channel to the agent.

@@ -82,7 +82,7 @@ class Body(CallObserver):
         self.ready()
 
     def _leave_own(self, step: StepNo, *, sure: bool, begun: bool) -> None:
-        """Store values that only this rank has outside of this process, for a worker that replaces it."""
+        """Store this rank's own values outside of this process, for the worker that replaces it."""
         if self._control.own and self.recovery is not None:
             values = own_values.left(self.recovery.state.variables, self._control.own, as_begun=begun)
             self._link.board.show_own(OwnValues(step, values, sure))
@@ -232,7 +232,7 @@ class Body(CallObserver):
 
     @property
     def own_time(self) -> Seconds:
-        """Time that the newest body took up to its update without waiting for others; 0: not known."""
+        """Time that the newest body took up to its update without waiting for others; 0 if not known."""
         return self.own.seconds
 
     @property

@@ -17,8 +17,8 @@ class Reading:
 
     Args:
         link: the channel to the agent, which starts producers.
-        control: knows whether the generation is over.
-        body: knows whether the read is for a rehearsal, or in a body.
+        control: reports whether the generation is over.
+        body: reports whether the read is for a rehearsal, or in a body.
     """
 
     def __init__(self, link: WorkerLink, control: Control, body: Body) -> None:

@@ -74,7 +74,7 @@ class Comparison:
         self._replicated = len(set(holdings)) < len(holdings)
 
     def go_back(self, form: orders.FormGeneration) -> None:
-        """Go back to the state that all replicas agreed on, unless this holder has it already.
+        """Go back to the state that all replicas agreed on, unless this worker has it already.
 
         Raises `StateError` if there is no such copy, `GenerationHalted` if the membership is given up.
         """
@@ -102,7 +102,7 @@ class Comparison:
     # --- comparing ---------------------------------------------------------------------------------------------
 
     def compare(self, step: StepNo, *, last: bool) -> bool:
-        """Before `step`, or after the last one: True if all replicas have the same state, or no comparison is due.
+        """Compare before `step`, or after the last one; True if all replicas have the same state, or none is due.
 
         False if they differ, the coordinator was informed, and its verdict must be awaited. This is a collective, and
         raises what collectives raise.
@@ -169,7 +169,7 @@ class Comparison:
         self._control.fail()
 
     def _find(self, statements: list[Statement], mine: "_Look", most: int) -> list[Block]:
-        """The blocks in which this rank and its replicas differ. A collective of all ranks."""
+        """The blocks in which this rank and its replicas differ. This is a collective of all ranks."""
         digests = list(digest_blocks(mine.inventory, mine.tensors, mine.left_out))
         rows = self._groups.gather(torch.tensor(digests + [0] * (most - len(digests)), dtype=torch.int64))
         holding = next(each.holding for each in statements if each.rank == self._link.env.rank)

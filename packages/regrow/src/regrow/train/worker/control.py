@@ -90,7 +90,7 @@ class Control(WorkerPlace):
         self._changed = threading.Condition()
         self._form: orders.FormGeneration | None = None
         self.released: orders.ReleaseWorker | None = None
-        """Set when no rank needs this worker's state any more."""
+        """Order to release this worker, once no rank needs its state any more; None before."""
         self.over = False
         """True once all ranks have run the last step."""
         self.resized = False
@@ -306,7 +306,7 @@ class Control(WorkerPlace):
         """Enter the new generation; None if it was given up meanwhile.
 
         Args:
-            sharded: its ranks have different parts of the state, and vote.
+            sharded: the generation's ranks have different parts of the state, and vote.
             restarts: restartable functions after the last step are still to be run.
         """
         with self._changed:

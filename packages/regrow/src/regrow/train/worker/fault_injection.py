@@ -24,7 +24,7 @@ _GLANCE_S: Seconds = 0.01
 
 
 class FaultInjector(CallObserver):
-    """Strikes armed faults at their stage.
+    """Causes armed faults at their stages.
 
     Args:
         link: reports each fault before it strikes.
@@ -50,7 +50,7 @@ class FaultInjector(CallObserver):
 
     @property
     def armed(self) -> bool:
-        """True if there is a fault to strike."""
+        """True if a fault is armed."""
         return bool(self._armed)
 
     def arm(self, *specs: FaultSpec) -> None:
@@ -126,7 +126,7 @@ class FaultInjector(CallObserver):
         return (spec.stage is stage or at_once) and spec.step in (None, self._step)
 
     def inject(self, stage: FaultStage, step: StepNo) -> None:
-        """Strike if a fault is due at this stage of this step."""
+        """Cause the fault that is due at this stage of this step, if there is one."""
         self._step = step
         spec = self._due(stage)
         if spec is None:

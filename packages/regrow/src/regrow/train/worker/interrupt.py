@@ -11,7 +11,7 @@ from regrow.core.ids import Seconds
 
 
 class ForwardInterrupt:
-    """Raises `GenerationHalted` in the thread that made it, at the next call of any module, while `wanted()`."""
+    """Raises `GenerationHalted` in the thread that made it, at the next call of a module, while `wanted()` is True."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted

@@ -21,7 +21,7 @@ class OwnTime:
         self._unit = unit
         self._begun: Seconds | None = None
         self.seconds: Seconds = 0.0
-        """Own time of the newest body; 0: not known."""
+        """Own time of the newest body; 0 if not known."""
 
     def begin(self) -> None:
         """Start the clock of a body."""

@@ -35,7 +35,7 @@ class AttemptBody(Protocol):
 
     @property
     def own_time(self) -> Seconds:
-        """Time that the newest body took up to its update without waiting for others; 0: not known."""
+        """Time that the newest body took up to its update without waiting for others; 0 if not known."""
 
     @property
     def in_flight(self) -> bool:
@@ -90,7 +90,7 @@ class ProofParty(Protocol):
 
     @property
     def wanted(self) -> str:
-        """Detail in which a newcomer wants the trace of this worker's next step; empty: no newcomer wants it."""
+        """Level of detail of the trace that a newcomer wants of this worker's next step; empty if none is wanted."""
 
     @property
     def held_up(self) -> Seconds:
@@ -180,7 +180,7 @@ class Participation(Protocol):
     proofs: "ProofParty | None"
     """This worker's side of shadow proofs; None if there are none."""
     reads_once: bool
-    """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
+    """True if batches come from an iterator, which reads the rank only until it has given its first batch."""
     trial_steps: int
     rewrites: bool
     """False if nothing may be written into the script's frames."""

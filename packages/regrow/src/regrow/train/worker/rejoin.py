@@ -1,4 +1,4 @@
-"""Waits of a worker for the others: for the next membership, or for the end of the job."""
+"""Handles a worker's waits for the others: for the next membership, or for the end of the job."""
 
 import contextlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _END_S: Seconds = 1.0
 
 
 class WorkerReleased(SystemExit):
-    """This worker leaves the job, which goes on without it: its process ends with code 0."""
+    """Raised when this worker leaves the job, which goes on without it: its process ends with code 0."""
 
     def __init__(self, change: WorldChange | None) -> None:
         super().__init__(0)

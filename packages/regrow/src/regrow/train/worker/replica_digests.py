@@ -67,7 +67,7 @@ class _Begun(NamedTuple):
     data: LateBytes
     spent: Seconds
     step_s: Seconds
-    """Duration of a step since the sample before; 0: not known."""
+    """Duration of a step since the sample before; 0 if not known."""
 
 
 class Sampler:
@@ -212,7 +212,7 @@ def digests(
     Args:
         left_out: tensors that each rank has for itself.
         sample: digest some blocks of tensors, selected by this step.
-        part: digest this part of all tensors; empty after the last part. With neither: all of them.
+        part: digest this part of all tensors; empty after the last part. Without both: all of them.
         made: digest each tensor, made by updates or not, either whole or in some blocks.
     """
     if sample is not None:
@@ -243,7 +243,7 @@ def _compared(inventory: Inventory, left_out: frozenset[str]) -> list[TensorEntr
 
 
 def _part(entries: Iterable[TensorEntry], number: int) -> Iterator[_Piece]:
-    """Pieces in one of the equal ranges of all tensors' bytes."""
+    """Pieces in one of the equal ranges into which all tensors' bytes are divided."""
     start, at = number * _PART_BYTES, 0
     for entry in entries:
         first, last = max(start, at), min(start + _PART_BYTES, at + entry.nbytes)

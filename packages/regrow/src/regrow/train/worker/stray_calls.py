@@ -51,7 +51,7 @@ class StrayCalls(CallObserver):
             self._board.show_count(group.number, group.sign, group.calls + 1)
 
     def advice(self) -> str:
-        """Advice for people about the last call, if it was outside a step; empty: none."""
+        """Advice for people about the last call, if it was outside a step; else empty."""
         name = self._groups.refused_call if self._groups.refused else self._last
         if self._body.begun or not name:
             return ""

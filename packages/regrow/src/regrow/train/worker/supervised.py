@@ -62,7 +62,7 @@ class SupervisedWorker:
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
         self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
-        """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
+        """True if batches come from an iterator, which reads the rank only until it has given its first batch."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
         self._set_up: SetUpCalls | None = None
@@ -199,7 +199,7 @@ class SupervisedWorker:
             yield
 
     def _reached(self, stage: str) -> dict[str, Seconds]:
-        """Record the end of a stage before the loop. Returns all such times; none for a standby, which waited."""
+        """Record the end of a stage before the loop. Returns the times of stages so far; none for a standby."""
         stages = self._link.stages
         if stage not in stages.seconds:
             stages.reached(stage, time.monotonic(), internals.compiled())

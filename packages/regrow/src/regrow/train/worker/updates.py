@@ -1,4 +1,4 @@
-"""Follows updates in a body: the protected optimizers that stepped, calls after them, and whether all is updated.
+"""Follows updates in a body: the optimizers that stepped, the calls after them, and whether the update is complete.
 
 A body should first compute, with all its collectives, and then update. The rehearsal, or a real step, shows if it does.
 """
@@ -17,7 +17,7 @@ _COMPARED_BYTES = 4096
 
 
 class Updates:
-    """The work of one worker's bodies from their first update on."""
+    """Follows one worker's bodies from their first update on."""
 
     def __init__(self) -> None:
         self._objects: list[object] = []
@@ -27,7 +27,7 @@ class Updates:
         self._mark: Mapping[str, object] = {}
         self._late: set[str] = set()
         self.torn_apart = ""
-        """Reason why the body cannot be separated from its update: a collective after it, or a closure; empty: none."""
+        """Reason why the body cannot be separated from its update: a collective after it, or a closure; else empty."""
 
     def watch(self, objects: Iterable[object]) -> None:
         """Watch these protected objects."""
@@ -81,7 +81,7 @@ def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> di
 
     Args:
         objects: the protected objects.
-        names: names of the wanted tokens; None: all.
+        names: names of the wanted tokens; None for all.
     """
     objects = list(objects)
     wanted = None if names is None else set(names)

@@ -45,7 +45,7 @@ class ShadowProofs:
 
     @property
     def wanted(self) -> str:
-        """Detail in which a newcomer wants the trace of this worker's next step; empty: no newcomer wants it."""
+        """Level of detail of the trace that a newcomer wants of this worker's next step; empty if none is wanted."""
         recovery = self._body.recovery
         if recovery is None or recovery.server.offering or self._control.halted:
             return ""
