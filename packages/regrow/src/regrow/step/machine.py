@@ -103,7 +103,7 @@ class Transaction:
     def __init__(self) -> None:
         self.state: State = Empty()
         self._sharded = False
-        """True if no other worker has this worker's part of the state: then ranks vote at every step."""
+        """True if ranks hold different parts of the state: then they vote at every step."""
         self.halted: Generation | None = None
         """The generation that was given up and not yet replaced."""
         self._stop_before: StepNo | None = None

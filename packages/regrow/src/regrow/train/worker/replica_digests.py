@@ -35,7 +35,7 @@ _PART_BYTES = 1 << 26
 some gigabytes."""
 _MADE_BYTES = 1 << 26
 _MADE_BLOCK = 1 << 14
-"""Tensors made by the first updates are sent whole up to `_MADE_BYTES` in all, else as three such blocks of each."""
+"""Tensors made by the first updates are digested whole up to `_MADE_BYTES` in all, else three blocks of each."""
 _LOOKS_AT_MADE = 4
 _RANKS_A_STEP = 1000
 """In a larger world, parts are compared some steps apart, as the coordinator receives a digest from each rank."""
@@ -213,7 +213,7 @@ def digests(
         left_out: tensors that each rank has for itself.
         sample: digest some blocks of tensors, selected by this step.
         part: digest this part of all tensors; empty after the last part. Without both: all of them.
-        made: digest each tensor, made by updates or not, either whole or in some blocks.
+        made: digest tensors that updates have made, and the others, each whole or in three blocks.
     """
     if sample is not None:
         blocks, python = sampled(state, left_out, sample)
