@@ -81,7 +81,7 @@ def _odd(replicas: Sequence[Statement]) -> list[Rank]:
 
 
 def _farther(replicas: Sequence[Statement]) -> list[Rank]:
-    """Ranks whose former state is farther from the state after steps were run again than that of the nearest rank.
+    """Ranks whose former state is farther than the nearest rank's from the state after steps were run again.
 
     A difference alone is no proof: a wrong parameter spoils the gradients that all ranks sum, so the others' states
     were wrong too, but only by the effect of the gradients.

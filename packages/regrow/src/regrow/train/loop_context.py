@@ -65,7 +65,7 @@ class LoopContext:
         return self.batches.dealer if self.batches is not None else None
 
     def read_share(self, data: DeviceMesh | Share | None) -> None:
-        """Set the share of the global batch from `data=` of the script; None: each rank has its own."""
+        """Set the share of the global batch from `data=` of the script; None if each rank has its own."""
         self._data_of, self._share = data, share_of(data)
 
     def place(self) -> Share:

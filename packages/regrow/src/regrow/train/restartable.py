@@ -200,7 +200,7 @@ class RestartableCalls:
         return self._worker.body.enter_restartable(number, None)
 
     def committed(self) -> None:
-        """Called after a commit: functions before the step never run again, and those after it begin."""
+        """Drop the functions before a committed step, which never run again, and expect those after it."""
         self.past.begin()
         self._forget()
 
@@ -213,7 +213,7 @@ class RestartableCalls:
             self._watch.forget()
 
     def loops_left(self) -> None:
-        """Called when all ranks have left the loop: functions in it never run again, and those after it begin."""
+        """Drop the functions in the loop, which all ranks have left, and expect those after it."""
         self.past.end()
         self._forget()
         self._declare()

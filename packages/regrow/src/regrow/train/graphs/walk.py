@@ -191,17 +191,17 @@ def put_generator(value: Any, kind: ThingKind, state: Any) -> None:
 
 
 HOLDERS = frozenset({ThingKind.CONSTANT, ThingKind.ENUM})
-"""Kinds whose values are shared by all their holders."""
+"""Kinds whose values all their users share: classes, functions and enumerations."""
 GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, ThingKind.TORCH})
 
 
 def own_state(value: Any) -> object:
-    """State that an object itself returns."""
+    """State of an object, by its own `state_dict` or `get_state`."""
     return value.state_dict() if hasattr(type(value), "state_dict") else value.get_state()
 
 
 def put_own_state(value: Any, state: object) -> None:
-    """Set the state of an object by its own method."""
+    """Set the state of an object, by its own `load_state_dict` or `set_state`."""
     if hasattr(type(value), "load_state_dict"):
         value.load_state_dict(state)
     else:

@@ -68,11 +68,11 @@ class ExternalDraws:
         self._store: AgentStore | None = None
         self._newest: _Newest | None = None
         self._looked_for = -1
-        """Rank whose predecessor's draws have been looked for."""
+        """Rank for which the draws of its former worker have been looked for; -1 at first."""
         self._last = StepNo(-1)
         """Newest step in which this worker has drawn."""
         self._joins = self._draws_unknown = False
-        """`_joins`: is a newcomer. `_draws_unknown`: lost workers may have drawn in its first step, unknown here."""
+        """`_joins`: True for a newcomer. `_draws_unknown`: lost workers may have drawn in its first step."""
         self._joined = StepNo(-1)
         """The first step of a newcomer for which draws are unknown; -1 if there is none."""
         self.used = False
@@ -314,7 +314,7 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def _objects_of(make: object) -> dict[int, object]:
-    """Objects that a function, or functions that it calls, can name, by their ids."""
+    """Objects, by id, to which a function or the functions that it calls refer."""
     found: dict[int, object] = {}
     near = [make]
     while near and len(found) < _MOST_OBJECTS:

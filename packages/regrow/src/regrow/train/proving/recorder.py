@@ -41,7 +41,7 @@ class Answers(Protocol):
 
 
 class Recorder:
-    """Records one body, from any thread.
+    """Records one body. May be called from any thread.
 
     Args:
         trace: the trace that is filled.

@@ -57,7 +57,7 @@ class ShadowedLoop(StepOwner, Protocol):
 
 
 class _Ran(NamedTuple):
-    """Result of one step in a rank's shadow."""
+    """Result of one step that a newcomer ran as a rank's shadow."""
 
     step: StepNo
     rank: Trace

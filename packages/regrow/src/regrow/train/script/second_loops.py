@@ -41,7 +41,7 @@ _MAY_END = ("timeout", "callbacks", "callback", "early_stop_fn", "loss_threshold
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
 _MOST_TEXT = 4_000_000
-"""Characters of a script and its modules, some 100,000 lines: of a longer script nothing counts as certain."""
+"""Most characters of a script and its modules, some 100,000 lines: in a longer one nothing counts as certain."""
 
 
 def refuse_second_loop(frames: list[FrameType], session: object) -> None:

@@ -44,5 +44,5 @@ class Habits:
 
 
 def changed(before: Look, after: Look) -> list[str]:
-    """Names in both looks whose digests differ."""
+    """Names in both looks whose tokens differ."""
     return [name for name, token in after.items() if name in before and before[name] != token]

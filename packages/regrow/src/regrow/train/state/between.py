@@ -55,7 +55,7 @@ class Between:
         self._attributes: dict[Place, object] | None = None
         self._over = self._passing = False
         self._before: Look | None = None
-        """State when this time began, while the changes in it are still to be learnt."""
+        """State at the commit, while changes after commits are still to be learnt."""
         self.serves_commits = False
         """True if newcomers may have to run all code after the commit: the script has restartable functions."""
 

@@ -29,11 +29,11 @@ class BuddyCopies:
         self._keeper = SnapshotKeeper(link.env.worker, send=link.send, warn=_log.warning)
 
     def stored(self, answer: SnapshotStored) -> None:
-        """Note the agent's answer to a copy. From the control thread."""
+        """Note the agent's answer to a copy. Called by the control thread."""
         self._keeper.stored(answer.step, answer.error)
 
     def wake(self) -> None:
-        """End the wait for a copy, as the generation is over. From any thread."""
+        """End the wait for a copy, as the generation is over. May be called from any thread."""
         self._keeper.wake()
 
     def tick(self, state: ProtectedState, step: StepNo) -> None:

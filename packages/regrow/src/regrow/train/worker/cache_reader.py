@@ -34,7 +34,7 @@ class Reading:
         return node.source
 
     def stop(self) -> None:
-        """End a wait for a batch, as the generation is over. From any thread."""
+        """End a wait for a batch, as the generation is over. May be called from any thread."""
         self._woken()
 
     # --- calls of the cache --------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ class Control(WorkerPlace):
     def await_verdict(self) -> bool:
         """After `update` was refused to a ready worker, wait for the next membership, which decides about the step.
 
-        True: the update has begun. `await_form` still returns the membership. Raises `DeadlineExceeded`.
+        True if the update has begun. `await_form` will still return the membership. Raises `DeadlineExceeded`.
         """
         with self._at_rest():
             if not self._changed.wait_for(lambda: self._form is not None or self.keep is not None, self._patience):

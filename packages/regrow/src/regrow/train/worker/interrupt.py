@@ -23,7 +23,7 @@ class ForwardInterrupt:
         """True if it has raised since it was cleared."""
 
     def set(self) -> None:
-        """Interrupt from now on; from any thread."""
+        """Interrupt from now on. May be called from any thread."""
         with self._lock:
             self._set.set()
             if self._handle is None:

@@ -84,7 +84,7 @@ class Recovery:
         return {} if found is None else found[0] | found[1]
 
     def stop(self) -> None:
-        """End a reception of state that is under way; from any thread."""
+        """End a reception of state that is under way. May be called from any thread."""
         with self._lock:
             receiving = self._receiving
         if receiving is not None:

@@ -361,7 +361,7 @@ class SupervisedWorker:
         return self._rejoin
 
     def _stop(self) -> None:
-        """End everything that may block the training thread, as the generation is over. From the control thread."""
+        """End all that may block the training thread, as the generation is over. Called by the control thread."""
         self.groups.halt()
         self.body.interrupt.set()
         self._copies.wake()

@@ -154,7 +154,7 @@ class ShadowProofs:
         self._link.send(fact)
 
     def _stop(self) -> None:
-        """Cut off the proof, as this worker is needed. From the control thread."""
+        """Cut off the proof, as this worker is needed. Called by the control thread."""
         if not self._control.proving:
             return
         self._body.interrupt.set()
