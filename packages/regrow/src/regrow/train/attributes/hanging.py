@@ -17,7 +17,7 @@ import torch
 from regrow.train.attributes.holders import MOST_ITEMS, AttributeHolder, holders
 
 _WALKED_AT_FIRST, _WALKED_EVERY = 4, 100
-"""`take` searches for objects anew in this many first calls, and then once in so many calls."""
+"""`take` searches for objects anew in the first 4 calls, and then in every 100th."""
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _CONTAINERS = frozenset({*MAPPINGS, list, deque, set})
