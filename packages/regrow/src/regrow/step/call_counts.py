@@ -1,29 +1,29 @@
-"""Number of a body's collectives over the whole world up to its update: after too few, ranks vote. Pure.
+"""Counts the collectives that a body calls before its update: if there are fewer than usual, the ranks vote. Pure.
 
-A body that skips its reductions (because of a flag left by an earlier one) updates with gradients of its own, while the
-others wait for it. The number may vary from step to step, but then on all ranks alike: all of them vote in the same
-step. If one rank votes alone, its vote meets the others' reductions, and no rank commits.
+A body may skip its reductions because of a flag that an earlier body has left. Its rank then updates with its own
+gradients, while the other ranks wait for it. A number that varies from step to step varies alike on all ranks: all vote
+in the same step. If one rank votes alone, its vote meets the others' reductions, and no rank commits.
 """
 
 from regrow.core.ids import Generation
 
 _SURE = 3
-"""Number of bodies after which their usual number of calls counts as known."""
+"""Number of bodies after which the usual number of calls counts as known."""
 
 
 class CallCounts:
-    """Calls of one worker. Counting begins anew with each generation, so that all ranks know the same numbers.
+    """Counts the collectives of one worker, anew in each generation, so that all ranks know the same numbers.
 
     Args:
-        first: the generation in which this worker began as a rank; None: it did not. Any other generation follows a
-            fault, and in its first body all ranks vote.
+        first: the generation in which this worker began as a rank; None if it began without a rank. Any other
+            generation follows a fault, and in its first body all ranks vote.
     """
 
     def __init__(self, first: Generation | None) -> None:
         self._first = self._generation = first
         self._least: int | None = None
         self._ever, self._bodies = 0, 0
-        """The smallest number of calls in a body of this worker in all generations, and the number of bodies."""
+        """Fewest calls in a body of this worker so far, and the number of its bodies, over all generations."""
         self._calls = 0
         self._counting = self._alone = False
 
@@ -38,12 +38,12 @@ class CallCounts:
         self._calls, self._counting = 0, True
 
     def called(self, size: int, world: int) -> None:
-        """A collective of `size` ranks was called."""
+        """Count a collective of `size` ranks if these are the whole world."""
         if self._counting and size == world > 1:
             self._calls += 1
 
     def must_vote(self) -> bool:
-        """At the update: True if ranks must vote."""
+        """Called at the update: True if the ranks must vote on it."""
         self._counting = False
         if self._alone:
             return False
@@ -53,7 +53,7 @@ class CallCounts:
 
     @property
     def skipped(self) -> bool:
-        """At the update: True if this first body after a fault has called no collective, unlike all bodies before.
+        """At the update: True if this first body after a fault has called no collective, though all bodies before did.
 
         All ranks may do so alike, if the fault has left the same flag in all of them.
         """

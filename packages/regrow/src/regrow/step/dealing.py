@@ -1,4 +1,4 @@
-"""Micro-batches of each replica, and the one tree in which their gradients are summed. Pure.
+"""Deals micro-batches to replicas, and defines the one tree in which their gradients are summed. Pure.
 
 The tree over the micro-batches 0 .. M-1 is fixed by M alone: a node of n micro-batches has the largest power of two
 below n on its left, the rest on its right. So all aligned blocks of 2^k micro-batches are nodes, as in a binary
@@ -27,7 +27,7 @@ class MicroBatchRange(NamedTuple):
 
 
 def refusal(count: int, replicas: int) -> str | None:
-    """Reason why `count` micro-batches cannot be dealt to this number of replicas; None: they can."""
+    """Reason why `count` micro-batches cannot be dealt to this number of replicas; None if they can."""
     if count < 1:
         return f"a step of {count} micro-batches has nothing to compute"
     if replicas < 1:
@@ -116,7 +116,7 @@ def is_node(count: int, span: MicroBatchRange) -> bool:
 
 
 def partial_nodes(count: int, share: MicroBatchRange) -> list[MicroBatchRange]:
-    """The largest nodes of the tree over `count` inside `share`, in order: at most 2 log2 of its length."""
+    """The largest nodes of the tree over `count` inside `share`, in order: at most 2 log2 of the share's length."""
     found: list[MicroBatchRange] = []
 
     def look(at: MicroBatchRange) -> None:
@@ -138,7 +138,7 @@ def partial_nodes_of_all(count: int, replicas: int) -> tuple[tuple[MicroBatchRan
 
 
 def fold(count: int, found: Mapping[MicroBatchRange, T], add: Callable[[T, T], T]) -> T:
-    """The root of the tree over `count`, from nodes that together cover it.
+    """Value of the root of the tree over `count` micro-batches, from values of nodes that together cover the tree.
 
     Args:
         found: values of nodes.
@@ -169,8 +169,8 @@ def total(values: "list[float]") -> float:
 class Counter(Generic[T]):
     """Adds up a share, one micro-batch after another, like a binary counter.
 
-    It keeps at most 2 log2 of the share's length values at a time, and at most log2 if the share starts at a multiple
-    of a power of two that is not below its length.
+    For a share of n micro-batches it keeps at most 2 log2(n) values at a time, or log2(n) if the share starts at a
+    multiple of a power of two that is at least n.
 
     Args:
         count: micro-batches of the step.
@@ -182,7 +182,7 @@ class Counter(Generic[T]):
         self._kept: list[tuple[MicroBatchRange, T]] = []
 
     def neighbour(self, index: int) -> T | None:
-        """Value to which that of micro-batch `index` is added at once; None: it is kept separately."""
+        """Value to which the value of micro-batch `index` is added at once; None if that is kept separately."""
         if self._kept and is_node(self._count, MicroBatchRange(self._kept[-1][0].start, index + 1)):
             return self._kept[-1][1]
         return None

@@ -1,6 +1,6 @@
 """Position of a worker's state, and the transitions that may follow.
 
-The training thread and the control thread both use this, under one lock. The rule on which all else depends: once a
+The training thread and the control thread both use it, under one lock. The rule on which all else depends: once a
 worker has reported the step of its state, the state stays there until a new generation is formed.
 
     Empty ─resume→ Idle(n) ─begin→ Computing(n) ─update→ Updating(n) ─commit→ Idle(n+1)
@@ -39,7 +39,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class Ready:
-    """The update has all it needs, and the others are being notified. No protected state has changed."""
+    """The update has all it needs, and the other ranks are being notified. No protected state has changed."""
 
     step: StepNo
 
@@ -53,7 +53,7 @@ class Updating:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The attempt was given up. `state_at` is `NO_STATE` if it tore the state."""
+    """The attempt was given up. `state_at` is `NO_STATE` if the attempt has changed only a part of the state."""
 
     step: StepNo
     state_at: StepNo
@@ -64,7 +64,7 @@ State = Empty | Idle | Computing | Ready | Updating | Stopped
 
 @dataclass(frozen=True)
 class Committed:
-    """The step is done; the state stands at `step + 1`."""
+    """The step is done; the state is now at `step + 1`."""
 
     step: StepNo
 
@@ -78,7 +78,7 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Halted:
-    """The generation is over. `state_at`: step before which the state is; None: the end of the body decides it."""
+    """The generation is over. `state_at`: the step of the state; None while a body runs, whose end decides it."""
 
     state_at: StepNo | None
 
@@ -103,21 +103,21 @@ class Transaction:
     def __init__(self) -> None:
         self.state: State = Empty()
         self._sharded = False
-        """True if no other worker could send this one the state after a step: then ranks vote at every step."""
+        """True if ranks hold different parts of the state: then they vote at every step."""
         self.halted: Generation | None = None
         """The generation that was given up and not yet replaced."""
         self._stop_before: StepNo | None = None
         self._passed = NO_STATE
-        """The newest step of this generation whose boundary was passed, so that this worker is in it or past it."""
+        """The newest step of this generation that this worker has begun."""
 
     @property
     def step(self) -> StepNo:
-        """The step that this worker is in or stands before; `NO_STATE` for a newcomer."""
+        """The step that this worker is in, or will run next; `NO_STATE` for a newcomer."""
         return NO_STATE if isinstance(self.state, Empty) else self.state.step
 
     @property
     def state_at(self) -> StepNo | None:
-        """Step before which the state is; None while a body runs, whose end decides it."""
+        """The n of this worker's `state@n`; None while a body runs, whose end decides it."""
         match self.state:
             case Empty():
                 return NO_STATE
@@ -130,17 +130,17 @@ class Transaction:
 
     @property
     def is_ready(self) -> bool:
-        """True if a verdict could make the state go on by one step."""
+        """True if the update has all it needs, so that a verdict could make this worker carry it out."""
         return isinstance(self.state, Ready)
 
     def ready(self) -> bool:
-        """Note that the update has all it needs; False outside a body. A halt now leaves the step to a verdict."""
+        """Note that the update has all it needs; False outside a body. After a halt, a verdict decides the step."""
         if isinstance(self.state, Computing):
             self.state = Ready(self.state.step)
         return isinstance(self.state, Ready)
 
     def stop_before(self, step: StepNo) -> bool:
-        """Go on until just before `step`, and give the generation up there; False if that step has begun already."""
+        """Plan to give up the generation just before `step`; False if that step has begun already."""
         if self.halted is not None or self._passed >= step:
             return False
         self._stop_before = step
@@ -164,11 +164,11 @@ class Transaction:
         return True
 
     def update(self) -> bool:
-        """Start to change protected state; False if it must stay as it is.
+        """Begin the update; False if protected state must not change.
 
-        In a replicated world a worker that has all its gradients rolls forward, even if the generation was given up
-        meanwhile: another rank may have done so, and died. In a sharded world it does so when all have voted; if the
-        generation is given up, it has reported that it is ready, and waits for the verdict.
+        In a replicated world a worker that has all its gradients makes its update, even if the generation was given up
+        meanwhile: another rank may have done so, and died. In a sharded world it does so once all ranks have voted. If
+        the generation is given up before, the worker has reported that it is ready, and waits for the verdict.
         """
         match self.state:
             case Updating():
@@ -191,9 +191,9 @@ class Transaction:
                 return False
 
     def commit(self) -> Committed | Aborted:
-        """Commit a body that ended without an error, after `ready` and `update`, even if it changes nothing.
+        """Commit a body that ended without an error.
 
-        In a replicated world a body that changes nothing may skip these.
+        Call `ready` and `update` before. In a replicated world a body that changes nothing may skip these calls.
         """
         match self.state:
             case Updating(step=step):
@@ -211,7 +211,7 @@ class Transaction:
             self.state = Idle(self.state.step)
 
     def fail(self) -> Aborted:
-        """End a body after an error, or too late for a commit."""
+        """End a body that failed, or that ended too late for a commit."""
         step = self.step
         match self.state:
             case Updating():
@@ -230,7 +230,7 @@ class Transaction:
         return Halted(self.state_at)
 
     def replace(self) -> bool:
-        """Allow newer, complete state to replace this worker's own; False if it must not."""
+        """Allow newer, complete state to replace this worker's own; False if that must not be replaced."""
         if self.halted is None or not isinstance(self.state, Stopped | Idle):
             return False
         self.state = Updating(self.state.step)

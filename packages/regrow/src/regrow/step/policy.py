@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Policy:
-    """Settings by the number of replicas. They hold from the first step in a world of that size on, on every rank.
+    """Settings that depend on the number of replicas. A change takes effect on all ranks at the new world's first step.
 
     The learning rate that the script and its schedule have set is multiplied by a factor at each update; neither the
     optimizer's nor the schedule's own state changes. With a constant global batch a step has the same number of samples
@@ -74,5 +74,5 @@ class Policy:
 
 
 def row_of(table: Mapping[int, T], replicas: int) -> T:
-    """The row for this number of replicas: the next smaller size's, or the smallest's."""
+    """The row for this number of replicas; if there is none, that of the next smaller size, or else of the smallest."""
     return table[max((size for size in table if size <= replicas), default=min(table))]

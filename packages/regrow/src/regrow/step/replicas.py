@@ -1,8 +1,8 @@
-"""Judgement of which replica's state is wrong, by the statements of all ranks at one boundary. Pure.
+"""Decides which replica's state is wrong, from the statements of all ranks at one step boundary. Pure.
 
 All ranks receive the same statements, so all come to the same verdict without another message.
 
-A rank is a *witness* if its state was computed in its own memory since all ranks agreed last. A rank that has received
+A rank is a *witness* if its state was computed in its own memory since all ranks last agreed. A rank that has received
 state from others since then is no evidence: it may have received the wrong state.
 """
 
@@ -16,10 +16,10 @@ from regrow.core.ids import Rank
 
 @dataclass(frozen=True)
 class Statement:
-    """Statement of one rank about its state.
+    """A rank's statement about its state.
 
-    `holding`: equal for ranks that should have the same state. `distance`: after steps were run again, the distance of
-    its former state of this step from the present one, None if it has none; `was_witness`: `witness` at that time.
+    `holding`: equal for ranks that should have the same state. `distance`: from the rank's former state of this step to
+    the present one, if steps were run again; None without a former one. `was_witness`: `witness` at that former time.
     """
 
     rank: Rank
@@ -39,14 +39,14 @@ class Agree:
 
 @dataclass(frozen=True)
 class Differ:
-    """Replicas differ. `wrong`: wrong ranks, by a strict majority; `undecided`: ranks of which an unknown one is."""
+    """Replicas differ. `wrong`: ranks that differ from a strict majority; `undecided`: ranks without a majority."""
 
     wrong: tuple[Rank, ...]
     undecided: tuple[Rank, ...]
 
 
 def judge(statements: Iterable[Statement]) -> Agree | Differ:
-    """The verdict of all ranks of a world."""
+    """Compare the statements of all ranks of a world; all ranks come to the same verdict."""
     holdings: defaultdict[int, list[Statement]] = defaultdict(list)
     for each in statements:
         holdings[each.holding].append(each)
@@ -81,7 +81,7 @@ def _odd(replicas: Sequence[Statement]) -> list[Rank]:
 
 
 def _farther(replicas: Sequence[Statement]) -> list[Rank]:
-    """Ranks whose former state was farther than the nearest from the state after steps were run again.
+    """Ranks whose former state is farther than the nearest rank's from the state after steps were run again.
 
     A difference alone is no proof: a wrong parameter spoils the gradients that all ranks sum, so the others' states
     were wrong too, but only by the effect of the gradients.

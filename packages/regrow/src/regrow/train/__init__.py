@@ -5,5 +5,5 @@ The script uses `session.py` and `step.py`; `loop.py` runs the steps, `restartab
 * `state`: modules, optimizers and other objects as one state that is named, read, written, remembered and restored.
 * `worker`: one worker's part in a job (`worker/supervised.py`) or alone (`worker/standalone.py`), and one
   attempt at a step (`worker/body.py`).
-* `gradients`: summing the gradients of a step, and the care that DDP and FSDP2 need for it.
+* `gradients`: sums of a step's gradients, and the handling of DDP and FSDP2 around them.
 """

@@ -57,7 +57,7 @@ class AfterLoop:
         at_exit(self.finish)
 
     def meets_others(self) -> None:
-        """Called before a call that all ranks make: a script that left its loop early waits until all have left."""
+        """Called before a call of all ranks: if this script left its loop early, wait until all have left theirs."""
         if self._early and not self._loop.context.worker.leaves_others:
             self._early = False
             not_at_exit(self.finish)
@@ -70,7 +70,7 @@ class AfterLoop:
             self._loop.context.protected().between.passes_by(self._loop.context.worker.step)
 
     def recovered(self) -> None:
-        """Called in a new generation: a worker still in a loop that all others have left has nothing to run again."""
+        """Called in a new generation: a worker still in its loop, which all others have left, runs nothing again."""
         if self._loop.context.worker.over and not self._begun:
             self._loop.loops_left()
 

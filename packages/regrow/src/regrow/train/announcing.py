@@ -37,7 +37,7 @@ class _Unsent(NamedTuple):
     read: BatchRecord | None
     parts: list[BatchRecord]
     inside: frozenset[str]
-    """Names of the numbers that its body has logged."""
+    """Names of the numbers that the step's body has logged."""
     data_wait: Seconds
     stall: Seconds
     own: Seconds
@@ -111,7 +111,7 @@ class Announcing:
         return name in self._late and self._late[name].is_of(value)
 
     def _taken(self, step: Step) -> dict[str, float | LateNumber]:
-        """The numbers of a step as they are now; those of a device are read later, without a wait."""
+        """The numbers of a step as they are now; numbers on a device are read later, without a wait for the device."""
         taken: dict[str, float | LateNumber] = {}
         for name, value in step.staged.items():
             if not _on_device(value) or not late(value):
@@ -127,8 +127,8 @@ class Announcing:
 
         Args:
             step: may still get more numbers.
-            prepared: has the step's times.
-            batches: know what was read for the step.
+            prepared: has the times of the step.
+            batches: have records of the step's reads.
             adopted: other ranks committed the step, with this rank's gradients.
         """
         now, generation = time.monotonic(), Generation(self._worker.generation)
@@ -180,7 +180,7 @@ class Announcing:
             self._announce_oldest()
 
     def flushed(self, error: Exception) -> Exception:
-        """As `flush`, after `error`. Returns the error to handle: the device's own if it has failed."""
+        """Flush after `error`. Returns the error to handle: the device's own if the device has failed, else `error`."""
         try:
             self.flush()
         except RuntimeError as failed:

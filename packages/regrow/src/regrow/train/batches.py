@@ -17,15 +17,15 @@ _MOST_NAMED = 16
 
 
 class Batches:
-    """A script's loader, asked by step.
+    """Reads the batch of any step from a script's loader.
 
     Args:
         loader: gives the batch of a step, or deals its micro-batches.
-        seed: the session's.
+        seed: seed of the session.
         place: called at each read; returns this rank's share of the global batch, and the number of shares.
         fetching: context in which the loader fetches a batch.
         reseed: seeds the script's own generators from the same numbers as the global ones.
-        began: the job's step that is step 0 of the training; methods take steps of the job, the loader of the training.
+        began: the job's step that is step 0 of the training; methods take the job's steps, the loader the training's.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Batches:
         return self._loader.record if self._last == step and isinstance(self._loader, StepLoader) else None
 
     def parts(self, step: StepNo) -> list[BatchRecord]:
-        """Records of the micro-batches of `step` that the body has read until now; empty if it has none."""
+        """Records of the micro-batches of `step` that the body has read until now; empty without micro-batches."""
         return (
             self._loader.records(StepNo(step - self._began))
             if self._last == step and isinstance(self._loader, Dealer)
@@ -83,7 +83,7 @@ class Batches:
         )
 
     def reads(self, step: StepNo) -> list[BatchRecord]:
-        """Records of the last reads for `step`, if its batches are data: contain tensors, arrays or texts."""
+        """Records of the last reads for `step`, if the batches are data, so contain tensors, arrays or texts."""
         if self._last != step or not self._loader.is_data():
             return []
         read = self.record(step)
@@ -96,7 +96,7 @@ class Batches:
         try:
             addresses = keys_of(self.order, StepNo(step - self._began), share, shares)
         except UsageError:
-            return read  # the loader has an order of its own
+            return read  # the loader decides its own order
         named = ", ".join(str(address) for address in addresses[:_MOST_NAMED])
         more = f" and {len(addresses) - _MOST_NAMED} more" if len(addresses) > _MOST_NAMED else ""
         return f"{read}: samples (epoch, index) {named}{more}"

@@ -31,11 +31,11 @@ def dealer(
         loader: the loader that the script gave to `session.steps`.
         state: the protected state.
         modules: the protected modules.
-        seed: of the session.
+        seed: seed of the session.
         count: micro-batches of a step, or a table of their number by replicas.
         invariant: whether the result must not depend on the number of replicas.
         recorded: whether the digests of the reads are wanted.
-        cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
+        cache: the node's cache, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
         UsageError: the loader or the model does not support micro-batches, or invariant mode.
@@ -58,7 +58,7 @@ def dealer(
 
 
 def _talks_in_forward(modules: Modules) -> str | None:
-    """Reason why all replicas need equally many micro-batches: a module that communicates in each forward; or None."""
+    """Reason why all replicas need equally many micro-batches: a module communicates in each forward. Else None."""
     roots: list[nn.Module] = [*modules.replicated, *modules.plain]
     for root in roots:
         for name, module in root.named_modules():

@@ -1,4 +1,4 @@
-"""Doubts of adapters: after a fault something may differ that no protected state could have contained."""
+"""Reports by adapters that, after a fault, something may differ that protected state could not contain."""
 
 from regrow.train.session import Session
 

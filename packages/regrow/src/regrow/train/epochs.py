@@ -16,7 +16,7 @@ from regrow.train.step import Step
 class Epoch:
     """The steps of one epoch, iterated once: `for step in epoch`. Its `len` is the number of steps in an epoch.
 
-    As a string and as an index it is its number, so it can be passed to a function that prints the epoch.
+    Used as a string or an index, an epoch is its number, so it can be passed to a function that prints the epoch.
 
     Args:
         owner: the loop of epochs that yields it.
@@ -59,7 +59,7 @@ class Epochs:
 
     Args:
         loop: runs the steps.
-        steps: the iterator of all of them.
+        steps: iterator over all steps.
         length: steps of an epoch.
         until: steps of the training.
     """
@@ -79,9 +79,9 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """Epoch of the last step given, or of the next step if this epoch has given none yet.
+        """Number of the epoch of the last step given, or of the next step if this epoch has given none yet.
 
-        0 until this rank requests its first step: only then does it learn at which step it joins.
+        0 until this rank requests its first step, as it learns only then at which step it joins.
         """
         if self._step is not None and not self._step.rehearsal:
             return self._step.number // self.length
@@ -107,11 +107,11 @@ class Epochs:
                 self._steps.close()
 
     def walked(self, iterator: Iterator[object]) -> None:
-        """Note that the script iterates over this too: code that counts its items counts steps."""
+        """Note that the script iterates over `iterator` too: code that counts its items counts steps."""
         self._loop.turns.add_iterator(iterator)
 
     def steps_of_turn(self, turn: Epoch) -> Iterator[Step]:
-        """The steps of an epoch. Raises `UsageError` if it is not the present one, or was iterated before."""
+        """The steps of an epoch. Raises `UsageError` if `turn` is not the present epoch, or was iterated before."""
         if turn is not self._turn or self._ended:
             raise UsageError(
                 "the steps of an epoch are gone through a second time", hint="write `for step in epoch:` once in it"
@@ -149,7 +149,7 @@ class Epochs:
             return self._until == 0
         if self._steps_done >= self._until:
             self._pending = next(self._steps, None)
-            self._loop.turns.forget()  # a loop of epochs has asked: its next iteration is not that step again
+            self._loop.turns.forget()  # requested by a loop of epochs, whose next iteration is not that step again
             return self._pending is None
         return False
 

@@ -13,10 +13,10 @@ class FirstReads:
 
     Args:
         worker: sends the reports.
-        batches: know what was read.
-        loader: the script's; with `shares_overlap` ranks read the same data by design, and are not compared.
+        batches: have records of the reads.
+        loader: the script's loader; with `shares_overlap` ranks read the same data by design, and are not compared.
         until: steps of the training.
-        length: steps of an epoch; 0: there are no epochs.
+        length: steps of an epoch; 0 if there are no epochs.
     """
 
     def __init__(self, worker: Participation, batches: Batches, loader: object, *, until: int, length: int) -> None:
@@ -26,12 +26,12 @@ class FirstReads:
         self._first: list[BatchRecord] = []
 
     def arrives(self) -> None:
-        """Called before the first step, after the rehearsal."""
+        """Report this rank's loop and its read for step 0, after the rehearsal."""
         self._first = self._batches.reads(self._worker.training.began)
         self._say([self._first] if self._first else [])
 
     def fetched(self, step: StepNo) -> None:
-        """Called when the batch of a step has been fetched."""
+        """Report the reads of steps 0 and 1 once step 1 has been fetched, if the ranks' reads are to be compared."""
         if self._overlap or self._batches.order.kind != OPAQUE:
             return  # regrow's own order is dealt out to the ranks, so it needs no comparison
         if step == self._worker.training.began + 1 and self._first and (second := self._batches.reads(step)):

@@ -1,4 +1,4 @@
-"""Collectives called between two steps and outside of restartable functions: each is such a function by itself."""
+"""Collectives called between two steps, outside of restartable functions: each runs as such a function by itself."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def _nbytes(value: Any) -> int:
 
 
 class LoneCall:
-    """One such call. If a fault ends it, it is made again with its original arguments.
+    """A collective between two steps. If a fault ends it, it is called again with its original arguments.
 
     When it is repeated for a newcomer after it has returned, it uses copies and leaves the script's tensors alone.
 

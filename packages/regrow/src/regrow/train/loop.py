@@ -147,9 +147,9 @@ class StepLoop(ScriptPlace):
             batches.close()
 
     def replay(self) -> Generator[Step, None, bool]:
-        """Run the last committed step again, to bring a newcomer to the function after it in which the others are.
+        """Run the last committed step again, so that a newcomer reaches the function after it, in which the others are.
 
-        The body runs against echo groups, and received state overwrites its results. False: no replay is needed.
+        The body runs against echo groups, and received state overwrites its results. False if no replay is needed.
         """
         self._latest = self._rehearsal.replayed(self._echoing)
         if self._latest is None:
@@ -163,7 +163,7 @@ class StepLoop(ScriptPlace):
         return True
 
     def prepare(self) -> Step | None:
-        """The next step, once everything that must hold when a body starts holds; None if the generation is over."""
+        """Make all preparations for a body and return its step; None if the generation is over."""
         worker, state = self.worker, self.context.protected()
         if self.recover_if_halted():
             return None
@@ -198,13 +198,13 @@ class StepLoop(ScriptPlace):
         return step
 
     def rehearsing(self) -> AbstractContextManager[None]:
-        """Within this, collectives are answered locally; afterwards the state is as it was."""
+        """Context in which collectives are answered locally; its end restores the state."""
         return echoed(self.worker, self.context.protected(), self.modules)
 
     # --- the end of a body -------------------------------------------------------------------------------------
 
     def before_update(self, *, closure: bool = False) -> None:
-        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is.
+        """Called before protected state changes. Raises `GenerationHalted` if the state must not change.
 
         Args:
             closure: the optimizer has a closure that computes gradients.
@@ -217,12 +217,12 @@ class StepLoop(ScriptPlace):
         self.restartables.before_update(closure=closure)
 
     def after_update(self, optimizer: object) -> None:
-        """A protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
         self.worker.body.stepped(optimizer)
         self.restartables.after_update()
 
     def enter(self, step: Step) -> None:
-        """The script enters the body of a step."""
+        """Begin the body of a step, which the script enters: seed the random generators, and start its records."""
         self.context.protected().variables.enters()
         self.context.data().seed_body(step.at)
         self.worker.body.enter()
@@ -348,7 +348,7 @@ class StepLoop(ScriptPlace):
         self._announcing.announce(fact)
 
     def log(self, step: Step) -> None:
-        """Called when numbers were added to those of the step."""
+        """Note numbers that were added to those of the step."""
         self._announcing.logged(step, self.context.batches)
 
     def agrees(self, *, last: bool = False) -> bool:
@@ -378,7 +378,7 @@ class StepLoop(ScriptPlace):
         return ended
 
     def stops(self) -> None:
-        """Report all that is left of the steps, as no step follows."""
+        """Send all reports on steps that are still due, as no step follows."""
         self._looping = False
         self._announcing.send()
         self._announcing.flush()

@@ -27,7 +27,7 @@ _GOES_ON = (
 
 
 class LoopContext:
-    """The part of a loop that decides nothing about steps.
+    """The part of a loop that does not run steps: its protected state, its batches, and its place in the world.
 
     Args:
         worker: how this process takes part in a job.
@@ -44,7 +44,7 @@ class LoopContext:
         self.hooks, self.regroups = ScaleHooks(), RegroupHooks(worker)
         self.draws = ExternalDraws(worker)
         self.kept = ""
-        """Reason that the script gives for keeping the world's size; empty: none."""
+        """Reason that the script gives for keeping the world's size; empty if there is none."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
         self._last_place = (worker.rank, worker.world)
@@ -65,7 +65,7 @@ class LoopContext:
         return self.batches.dealer if self.batches is not None else None
 
     def read_share(self, data: DeviceMesh | Share | None) -> None:
-        """Set the share of the global batch from `data=` of the script; None: each rank has its own."""
+        """Set the share of the global batch from `data=` of the script; None if each rank has its own."""
         self._data_of, self._share = data, share_of(data)
 
     def place(self) -> Share:
@@ -73,7 +73,7 @@ class LoopContext:
         return self._share or (self.worker.rank, self.worker.world)
 
     def fixed(self) -> str:
-        """Reason of the data or of device meshes why the world cannot have another size; empty: it can."""
+        """Reason, in the data or in device meshes, why the world cannot have another size; empty if it can."""
         dealer, unit, world = self.dealer, self.worker.unit, self.worker.world
         if self.batches is None:
             return "the script has no session.steps"
@@ -127,7 +127,7 @@ class LoopContext:
 
     @property
     def others_left(self) -> bool:
-        """True if no step follows: all ranks have left their loops, or those that sent this worker its state had."""
+        """True if no step follows: all ranks have left their loops, or had when they sent this worker its state."""
         return self.worker.over or self.protected().variables.over
 
     def protected(self) -> ProtectedState:
@@ -143,7 +143,7 @@ class LoopContext:
         return self.protected()
 
     def begins(self) -> None:
-        """Called when steps begin to count: from now on, state that no newcomer can receive ends no training."""
+        """Called after the rehearsal: from now on, state that no newcomer can receive does not end the training."""
         if self.first_reads is not None:
             self.first_reads.arrives()
         self.draws.arrives()
@@ -156,7 +156,7 @@ class LoopContext:
         self.distinguish()
 
     def warn_of(self, error: UsageError) -> bool:
-        """Warn of state that a fault would lose, found when steps count already; it does not end the training."""
+        """Warn of state that a fault would lose, found after the rehearsal; it does not end the training."""
         self._unprotected = self._unprotected or error.cause
         self._say_apart(str(error))
         return True
@@ -169,11 +169,11 @@ class LoopContext:
             self.worker.note_of_script(f"{reason}: {_GOES_ON}")
 
     def distinguish(self, *, closely: bool = False) -> None:
-        """Report once the state that no newcomer can receive, or that this one lacks. `closely`: look for all of it."""
+        """Report once the state that no newcomer can receive, or that this one lacks. `closely`: find all of it."""
         worker = self.worker
         for graph in self.protected().graphs():
             if closely:
-                with contextlib.suppress(Exception):  # of objects in the middle of a body: a sender raises it again
+                with contextlib.suppress(Exception):  # objects may raise in mid-body; a sender raises it again
                     graph.look_closely()
             if graph.apart:
                 self._say_apart(graph.apart)

@@ -18,14 +18,14 @@ from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal
 from regrow.train.gradients.averaged import Gradients
 
 _OUTSIDE = -1
-"""In place of a share in seeds: for random numbers drawn before the first and after the last micro-batch."""
+"""Number used in place of a share to seed random numbers drawn before the first and after the last micro-batch."""
 _MISSING = -math.inf
 _REHEARSED = 2
 """Micro-batches in a rehearsal: one without and one with a reduction, if there are two."""
 
 
 class StepInProgress(Protocol):
-    """The running step, as micro-batches use it."""
+    """Interface of the running step for its micro-batches."""
 
     @property
     def rehearsed(self) -> bool:
@@ -87,7 +87,7 @@ class MicroBatches:
 
     Attributes:
         count: number of micro-batches of the step, of all replicas together.
-        share: range of those of this rank's replica.
+        share: range of the micro-batches of this rank's replica.
     """
 
     def __init__(self, dealer: "Dealer", number: int, share: MicroBatchRange, place: int, shares: int) -> None:
@@ -109,7 +109,7 @@ class MicroBatches:
         return self.share.stop - self.share.start
 
     def enter(self, step: StepInProgress) -> None:
-        """Called when the step's body begins."""
+        """Prepare for the step's body, which begins."""
         self._step = step
         self._dealer.current = self
         if step.rehearsed:
@@ -117,7 +117,7 @@ class MicroBatches:
         self._dealer.seed(self._number, _OUTSIDE)
 
     def leave(self) -> None:
-        """Called when the step's body has ended, with or without an error."""
+        """Clean up after the step's body, which has ended with or without an error."""
         self._dealer.current = None
         self._dealer.gradients.abandon()
         self._open = self._step = None
@@ -143,7 +143,7 @@ class MicroBatches:
             self._check_done(micro)
 
     def check_complete(self) -> None:
-        """Called before the update. Raises `UsageError` if the gradient is not that of the whole batch."""
+        """Check before the update. Raises `UsageError` if the gradient is not that of the whole batch."""
         if self._open is not None:
             self._check_done(self._open)
         if not self._complete:
@@ -255,14 +255,14 @@ class Dealer:
 
     Args:
         loader: the loader given to `session.steps`.
-        seed: the session's.
+        seed: seed of the session.
         count: micro-batches of a step, or a table of their number by replicas: for loaders whose global batch does not
             depend on it.
         unit: ranks of a replica that read data of their own: each micro-batch has a share for each of them.
         gradients: adds up the gradients.
-        even: reason why all replicas must have equally many micro-batches; None: they need not.
+        even: reason why all replicas must have equally many micro-batches; None if they need not.
         recorded: whether digests of the data read are wanted.
-        cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
+        cache: the node's cache, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
         UsageError: `count` is less than 1, or too small for a number of replicas in its table, or the loader's global
@@ -312,7 +312,7 @@ class Dealer:
         return self._counts.most
 
     def refusal(self, replicas: int) -> str | None:
-        """Reason why this number of replicas is not possible; None: it is."""
+        """Reason why this number of replicas is not possible; None if it is."""
         count = self._counts.of(replicas)
         if self._even is not None and count % replicas:
             return f"{count} micro-batches are dealt unevenly to {replicas} replicas, and {self._even}"
@@ -325,7 +325,7 @@ class Dealer:
     def usual(self, count: int) -> int:
         """Usual number of samples in one of `count` micro-batches.
 
-        Weights are relative to it, so that gradients have their final scale already while they accumulate.
+        Weights are relative to this number, so that gradients have their final scale already while they accumulate.
         """
         return batch_size_of(self._script_loader, count * self.unit)
 
@@ -366,11 +366,11 @@ class Dealer:
         return dealt, place
 
     def is_data(self) -> bool:
-        """As `StepLoader.is_data`."""
+        """True if the batches are data: see `StepLoader.is_data`."""
         return self._loader.is_data()
 
     def prove(self, step: int, share: int, shares: int) -> str:
-        """As `StepLoader.prove`, of the last micro-batch that was read."""
+        """Read the last micro-batch a second time, and compare: see `StepLoader.prove`."""
         self._deal(share, shares)
         records = self._loader.records(step, [(share, self._cut) for share in self._shares])
         return self._loader.prove(step, records[-1].share, self._cut) if records else ""
@@ -395,6 +395,6 @@ class Dealer:
             self.reseed(self._seed, step, share)
 
     def check_complete(self) -> None:
-        """Called before an update. Raises `UsageError` if the gradient is not that of the whole batch."""
+        """Check before an update. Raises `UsageError` if the gradient is not that of the whole batch."""
         if self.current is not None:
             self.current.check_complete()

@@ -1,4 +1,4 @@
-"""Plain variables of which each rank has a value of its own, on their way from a worker to who takes its rank."""
+"""Hands plain variables of which each rank has its own value from a worker to the next worker that takes its rank."""
 
 import contextlib
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 def left(variables: Variables, places: Iterable[str], *, as_begun: bool) -> bytes:
-    """Those at these places that have room, the small ones first. `as_begun`: as the step has begun; else as now."""
+    """Encode the values at these places, small ones first, up to a bound; those of the step's begin if `as_begun`."""
     which = {(name, key) for name, _, key in (place.partition("\n") for place in places)}
     found = variables.own(which, None if as_begun else _present(variables.places.now(), which))
     values, room = dict[str, bytes](), OWN_MOST - 8
@@ -31,13 +31,13 @@ def _present(spaces: Mapping[str, Namespace | Attributes], which: Iterable[tuple
     found: dict[str, Values] = {}
     for name, key in which:
         if key in there.get(name, {}):
-            with contextlib.suppress(Exception):  # whatever the script has there, the step goes on
+            with contextlib.suppress(Exception):  # no value of the script may end the step
                 found.setdefault(name, {})[key] = keep_near(there[name][key], OWN_MOST)
     return found
 
 
 def read(own: OwnValues | None) -> Mapping[str, bytes]:
-    """The same, by place; nothing where nothing was left."""
+    """Decode the values that `left` has encoded, by place; empty if there are none."""
     try:
         return {} if own is None else _decoder.decode(own.values)
     except msgspec.MsgspecError:

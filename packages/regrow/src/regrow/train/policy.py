@@ -9,7 +9,7 @@ from regrow.step.policy import Policy
 
 
 class Scaled:
-    """Multiplies the learning rates by the policy's factor while an optimizer updates, and puts them back after it.
+    """Multiplies the learning rates by the policy's factor while an optimizer updates, and restores them afterwards.
 
     So nothing that is saved, hydrated or compared contains the factor: a newcomer need not receive it, the schedule's
     own numbers are the same in all worlds, and rounding does not add up over changes.
@@ -17,7 +17,7 @@ class Scaled:
     Args:
         policy: gives the factor.
         optimizers: optimizers whose rates are scaled.
-        replicas: returns their number, which changes only between two steps.
+        replicas: returns the number of replicas, which changes only between two steps.
     """
 
     def __init__(

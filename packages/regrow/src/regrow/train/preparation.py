@@ -12,7 +12,7 @@ class Preparation:
     """Prepares the body of a step.
 
     Args:
-        context: the loop's.
+        context: context of the loop.
     """
 
     def __init__(self, context: LoopContext) -> None:

@@ -26,13 +26,13 @@ SERVED = 0
 
 
 class Producing(StandaloneWorker):
-    """A rank in the job's world that takes no part in it: its collectives are answered locally."""
+    """A process that has a rank of the job's world, but takes no part in the job: collectives are answered locally."""
 
     rehearses = True
 
     @classmethod
     def at(cls, env: WorkerEnv) -> "Producing":
-        """In the world of the job, as the rank that the agent gave to this process."""
+        """Make a worker for the job's world, with the rank that the agent gave to this process."""
         Groups().install(rank=env.rank, world=env.world, formation=None, form_s=FORM_S)
         return cls(env.rank, env.local_rank, env.world)
 
@@ -41,7 +41,7 @@ class ProducerLoop(StepLoop):
     """A loop that never begins."""
 
     def start(self, what: str) -> NoReturn:
-        """End the process: the loader that it is for should have been made before."""
+        """End the process: the loader that it serves should have been made before."""
         leave(f"the script came to {what}")
 
 
@@ -49,7 +49,7 @@ class ProducerSession(Session):
     """A session that trains nothing: the script only runs until its loader is made.
 
     Args:
-        env: of this process.
+        env: environment of this process.
     """
 
     _loop_kind = ProducerLoop
@@ -59,10 +59,10 @@ class ProducerSession(Session):
         seed_everything(seed)  # as every worker does, since the script may make its data from random numbers
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
-        """Nothing needs protection here."""
+        """Do nothing, as nothing needs protection here."""
 
     def policy(self, policy: Policy) -> None:
-        """Nothing is updated here, but a script may ask for its settings."""
+        """Keep the policy for `setting`, which a script may call; nothing is updated here."""
         self._scaled = Scaled(policy, (), lambda: self.replicas)
 
     def on_regroup(
@@ -71,7 +71,7 @@ class ProducerSession(Session):
         """Ignore the hooks, as no groups are formed here."""
 
     def digest(self) -> str:
-        """Empty, as there is no state."""
+        """Return an empty string, as there is no state."""
         return ""
 
 
@@ -93,7 +93,7 @@ def await_loader(link: WorkerLink) -> None:
 
 
 def leave(happened: str) -> NoReturn:
-    """End this process, which will never have anything to do."""
+    """End this process, as it will never have work."""
     link = WorkerLink.current()
     number = link.env.producer.loader if link is not None and link.env.producer is not None else -1
     sys.stderr.write(

@@ -62,7 +62,7 @@ class RestartableCalls:
         self._at = 0
         self._due = 0
         self._unknown = False
-        """True if a collective was called since the last step before the script was known to call any there."""
+        """True if a collective was called since the last step, before the script was known to call any there."""
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
@@ -73,7 +73,7 @@ class RestartableCalls:
     def work_of(self, call: Asked) -> Work | None:
         """Called for each collective: one of all ranks between two steps runs as a restartable function by itself.
 
-        None: the collective is not of this kind, and is called as usual.
+        None if the collective is not of this kind, and is called as usual.
         """
         loop = self._loop
         if call.size == self._worker.world and not call.echoed and threading.get_ident() == self._thread:
@@ -96,7 +96,7 @@ class RestartableCalls:
         return work
 
     def begin(self, *, expected: bool) -> None:
-        """Called when the loop begins; `expected`: something may run between its steps, though none was seen yet."""
+        """Prepare as the loop begins; `expected`: something may run between its steps, though nothing was seen yet."""
         if expected:
             self._declare()
         self.prepare()
@@ -115,7 +115,7 @@ class RestartableCalls:
         state.between.serves_commits = state.modes.calls_between = self.declared() > 0
 
     def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
-        """Run a function, as a restartable one between two steps; `lone`: a collective that changes nothing else."""
+        """Run a function as a restartable one between two steps; `lone`: a collective, which changes nothing else."""
         loop = self._loop
         self._after.meets_others()
         if self._at or not loop.between_steps:
@@ -200,7 +200,7 @@ class RestartableCalls:
         return self._worker.body.enter_restartable(number, None)
 
     def committed(self) -> None:
-        """Called after a commit: functions before the step never run again, and those after it begin."""
+        """Drop the functions before a committed step, which never run again, and expect those after it."""
         self.past.begin()
         self._forget()
 
@@ -213,14 +213,14 @@ class RestartableCalls:
             self._watch.forget()
 
     def loops_left(self) -> None:
-        """Called when all ranks have left the loop: functions in it never run again, and those after it begin."""
+        """Drop the functions in the loop, which all ranks have left, and expect those after it."""
         self.past.end()
         self._forget()
         self._declare()
         self._worker.place_after_step(1)
 
     def skip(self) -> None:
-        """Note that the state already includes these functions: the script calls the rest of them alone."""
+        """Note that the state already has the effects of these functions: the script calls the remaining ones alone."""
         self._due = sys.maxsize
 
     def declared(self) -> int:
@@ -233,7 +233,7 @@ class RestartableCalls:
         self._worker.place_after_step(0)
 
     def recovered(self, first: int) -> None:
-        """Others may still be in function number `first`: run again those from there on that this worker has left."""
+        """Run again the functions from number `first` on that this worker has left, as others may still be in them."""
         if self._context.protected().modes.calls_between:
             self._declare()
         last = self._at or len(self._calls) + 1
@@ -246,9 +246,9 @@ class RestartableCalls:
                 self._run(number)
 
     def expect(self, first: int) -> None:
-        """Bring a newcomer to the functions after a step, of which the others run those from number `first` on.
+        """Bring a newcomer to function number `first` after a step, in which the other ranks are.
 
-        0: they are past all of them.
+        `first` is 0 if the other ranks are past all functions after the step.
         """
         if first:
             self._declare()
@@ -312,13 +312,13 @@ class RestartableCalls:
             self._context.protected().reseed(*parts)
 
     def before_update(self, *, closure: bool = False) -> None:
-        """Called before a protected optimizer steps; `closure`: it has a closure that computes gradients."""
+        """End the rehearsal before a protected optimizer steps, unless it has a closure that computes gradients."""
         if self._rehearsing and not closure:
             self._rehearsed = True
             raise Rehearsed
 
     def after_update(self) -> None:
-        """Called after a protected optimizer's step, which is a step of the job if the function is the training."""
+        """Commit the step that a protected optimizer's update makes, if the function is the whole training."""
         if self._rehearsing:
             self._rehearsed = True
             raise Rehearsed

@@ -14,7 +14,7 @@ from regrow.train.worker.participation import Participation
 
 
 class ScriptPlace:
-    """The part of a loop that knows where the script is."""
+    """The part of a loop that records where the script is."""
 
     worker: Participation
     context: LoopContext
@@ -71,13 +71,13 @@ class ScriptPlace:
         self._latest = step
 
     def substitute(self, step: Step | None) -> None:
-        """As `ShadowedLoop.substitute`."""
+        """Set the step that the script runs instead of its own: see `ShadowedLoop.substitute`."""
         self._latest, self._at_boundary = step, step is None
 
     def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
-        """As `ShadowedLoop.skips_the_rest`."""
+        """Skip the code after the step's body: see `ShadowedLoop.skips_the_rest`."""
         self.turns.not_left(step, innermost, always=True)
 
     def cut_off(self, error: BaseException) -> None:
-        """As `ShadowedLoop.cut_off`."""
+        """Prepare for the next body after an error: see `ShadowedLoop.cut_off`."""
         self.settling.cut_off(self.modules, error)

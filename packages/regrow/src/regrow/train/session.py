@@ -100,7 +100,7 @@ class Session:
         return self._worker.generation
 
     def policy(self, policy: Policy) -> None:
-        """Set what changes with the number of replicas: the learning rate at each update, and the values of `setting`.
+        """Set the values that change with the number of replicas: the learning rate at each update, and `setting`.
 
         Raises:
             UsageError: nothing is protected yet, or there is a policy already.
@@ -120,7 +120,7 @@ class Session:
     def on_regroup(
         self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
     ) -> None:
-        """Set hooks that rebuild what a library builds on the groups, called whenever groups are formed again.
+        """Set hooks to rebuild resources that a library has built on the groups, whenever groups are formed again.
 
         Groups of `torch.distributed` and wrappers on them (DDP, FSDP, device meshes) follow by themselves. Use hooks
         for connections, handles or memory that a library exchanges once (NVSHMEM, DeepEP, symmetric memory):
@@ -142,8 +142,8 @@ class Session:
         again; the same error once more at the same step ends the job, like an error of a body.
 
         Args:
-            before: gives up what was built; called with the number of the groups' generation.
-            after: builds it; called with the number of the groups' generation, which no other groups of the job have.
+            before: releases the resources; called with the number of the groups' generation.
+            after: builds them; called with the number of the groups' generation, which no other groups of the job have.
             within: seconds that a hook may take; a longer call is reported, and the rank may count as hanging.
 
         Raises:
@@ -203,7 +203,7 @@ class Session:
     # --- the training ------------------------------------------------------------------------------------------
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
-        """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
+        """Protect objects from faults: modules, optimizers, and all others with `state_dict` and `load_state_dict`.
 
         Also objects with `get_state` and `set_state`, and objects of Python classes, such as environments and replay
         buffers, with all that they hold. A second call may protect more, as another part: `protect(model)`, and
@@ -340,13 +340,13 @@ class Session:
         self._context.read_share(data)
 
     def _tried(self, until: int) -> int:
-        """The end of the training, or of its trial."""
+        """Number of steps to run: `until`, or fewer if this is only a trial."""
         return min(until, self._worker.trial_steps or until)
 
     def _walk(
         self, loader: Any, promised: int, microbatches: int | Mapping[int, int] | None, *, length: int = 0
     ) -> Iterator[Step]:
-        """The steps, once the loop has begun: as many as are `promised`, in epochs of `length` if there are any."""
+        """The steps of a loop that has begun: `promised` in all, in epochs of `length` steps unless `length` is 0."""
         worker, context, until = self._worker, self._context, self._tried(promised)
         reader, reseed = self._reader(loader, until, microbatches), context.protected().reseed
         worker.reads_once, context.loader = isinstance(loader, Iterator), loader

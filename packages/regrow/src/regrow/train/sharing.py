@@ -9,7 +9,7 @@ Share = tuple[int, int]
 
 
 def share_of(data: DeviceMesh | Share | None) -> Share | None:
-    """The share of the global batch that this rank reads; None: one of its own, by rank.
+    """The share of the global batch that this rank reads; None if each rank has a share of its own.
 
     Args:
         data: the mesh of the data-parallel dimensions, whose order of ranks is the order of shares; or the share.

@@ -1,4 +1,4 @@
-"""One step as the script sees it."""
+"""One step of a training, as the script sees it."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,24 +17,24 @@ T = TypeVar("T")
 
 
 class LoggedNumbers(Protocol):
-    """Listener to the numbers that a body logs, and to its reads."""
+    """Receives the numbers that a body logs, and its reads."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The body has logged these."""
+        """Called when the body has logged these numbers."""
 
     def read(self, batch: object, what: str) -> None:
-        """The body has read this itself."""
+        """Called when the body has read this data itself; `what` describes it."""
 
 
 class StepOwner(Protocol):
-    """Runner of a step, as the step uses it."""
+    """Interface of a step to the loop that runs it."""
 
     bindings: BodyBindings
     draws: ExternalDraws
 
     @property
     def shadow(self) -> LoggedNumbers:
-        """Receives the numbers that bodies log, in rehearsals too."""
+        """Receiver of the numbers that bodies log, in rehearsals too."""
 
     @property
     def rank(self) -> int:
@@ -45,19 +45,19 @@ class StepOwner(Protocol):
         """The step of the job that is step 0 of its training."""
 
     def enter(self, step: "Step") -> None:
-        """The script enters the body."""
+        """Called when the script enters the body."""
 
     def before_update(self) -> None:
-        """Protected state is about to change."""
+        """Called when protected state is about to change."""
 
     def leave(self, step: "Step", error: BaseException | None) -> bool:
-        """The body has ended; True if its exception is absorbed."""
+        """Called when the body has ended; True if its exception is absorbed."""
 
     def log(self, step: "Step") -> None:
-        """Numbers were added to those of the step."""
+        """Called when numbers were added to those of the step."""
 
     def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The body has these numbers, which are this rank's alone."""
+        """Called with numbers that the body has computed for this rank alone."""
 
 
 class Step:
@@ -86,12 +86,12 @@ class Step:
     ) -> None:
         self.at, self.number = number, StepNo(number - owner.began)
         self.proof = proof
-        """True if the step shadows another rank's, whose numbers it must reproduce."""
+        """True if the step repeats another rank's step, whose numbers it must reproduce."""
         self.replay = replay
-        """True if the others have committed the step: it runs to reach the code after its body, in which they are."""
+        """True if the others have committed the step: it runs only to reach the code after its body, where they are."""
         self.attempt = attempt
         self.rank = owner.rank
-        """This worker's rank in the step; in a world of another size it may have another one."""
+        """This worker's rank in the step; a world of another size may give it another rank."""
         self.rehearsal = rehearsal
         self.committed = False
         self.entered = self.left = False
@@ -169,7 +169,7 @@ class Step:
 
         Args:
             draw: makes the result: None, numbers, strings, bytes, tensors (without gradients), numpy arrays, in lists,
-                tuples, sets and dicts. Kept are 64 MiB for a rank and step, and at most 32 MiB for its replacement.
+                tuples, sets and dicts. 64 MiB are kept for a rank and step, at most 32 MiB for its replacement.
             like: a value of the same form.
 
         Raises:

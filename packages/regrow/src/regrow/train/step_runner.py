@@ -35,7 +35,7 @@ class StepRunner(Protocol):
         """Begin the one loop of a job. Raises `UsageError` if there was one before, or nothing is protected."""
 
     def rehearsing(self) -> AbstractContextManager[None]:
-        """Within this, collectives are answered locally; afterwards the state is as it was."""
+        """Context in which collectives are answered locally; its end restores the state."""
 
     def arrive(self) -> None:
         """Report this worker as built and warm, so that it can join at the first step, or where the others are."""
@@ -47,7 +47,7 @@ class StepRunner(Protocol):
         """Join the next generation if the present one is over; True if it was."""
 
     def failed(self, error: Exception) -> bool:
-        """An attempt ended with an error; True: go on in a new membership. False: the error is the script's."""
+        """Handle the error of an attempt: True to go on in a new membership, False if the error is the script's."""
 
     def agrees(self) -> bool:
         """True if this rank's replicas have the same state, or were not compared."""
@@ -56,7 +56,7 @@ class StepRunner(Protocol):
         """Report a committed step of a training that has a loop of its own."""
 
     def stops(self) -> None:
-        """Report all that is left of the steps, as no step follows."""
+        """Send all reports on steps that are still due, as no step follows."""
 
     def loops_left(self) -> None:
-        """Called when all ranks have left their loops."""
+        """Called when all ranks have left their loops: no step runs again."""

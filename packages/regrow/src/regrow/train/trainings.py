@@ -57,7 +57,7 @@ class OneTraining:
 
 
 class Trainings:
-    """The trainings of one script, in sequence. `begin`: gives the loop of the next one in this process."""
+    """The trainings of one script, in sequence. `begin`: returns the loop of the next one in this process."""
 
     def __init__(
         self, worker: Participation, names: Sequence[str], begin: Callable[[], StepLoop], *, seed: int

@@ -1,4 +1,4 @@
-"""Objects around a loop whose values go with its steps, found again where others of their kind stand now."""
+"""Finds objects around a loop whose values are restored with its steps, even if the script has replaced them."""
 
 from collections.abc import Iterable, Mapping
 from types import FrameType
@@ -8,11 +8,11 @@ from regrow.train.attributes.kept_values import Attributes
 
 
 class FollowedObjects:
-    """Those of one loop.
+    """The followed objects of one loop.
 
     Args:
-        objects: the first of them.
-        keepers: finds these, and those that are there at a later moment.
+        objects: the objects to follow at first.
+        keepers: finds the objects that exist at a later moment; None: `objects` stay.
     """
 
     def __init__(self, objects: Iterable[Attributes] = (), keepers: Keepers | None = None) -> None:
@@ -21,7 +21,7 @@ class FollowedObjects:
         self.left_out = ""
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
-        """Objects, by id. Called behind the rehearsal: what that has made is followed from now on."""
+        """Stop following these objects, by id. Called after the rehearsal; objects that it has made are followed."""
         self._outside, self._new = things, self._keepers is not None
         self._all = [each for each in self._all if not each.is_in(things)]
 
@@ -31,7 +31,7 @@ class FollowedObjects:
         return [] if known or self._keepers is None else self._keepers.left_over(thing)
 
     def now(self, variables: list[dict[str, object]], frames: Iterable[FrameType]) -> list[Attributes]:
-        """Those that there are now. `variables`: of the script's calls, innermost first; `frames`: generators' too."""
+        """The objects to follow now. `variables`: of the script's calls, innermost first; `frames`: generators' too."""
         named = {name: value for values in reversed(variables) for name, value in values.items()}
         gone = {each.name: each for each in self._all if not each.is_present(named)}
         if not gone and not self._new:

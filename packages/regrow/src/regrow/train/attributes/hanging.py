@@ -1,8 +1,8 @@
-"""Attributes of objects around protected modules, as they were when a body began, and the way back to them.
+"""Remembers the attributes of objects around protected modules when a body begins, and restores them if it fails.
 
-A body that is cut off leaves flags, sets, counters and gradients of its own making where it stood: `queued` is true
-though nothing is queued, half of a bucket is counted. A whole body may leave them as it found them, so that they cannot
-be learnt from what steps change: all of them are remembered, by reference, at each begin.
+A body that is cut off leaves flags, sets, counters and gradients half-way: `queued` is true though nothing is queued,
+half of a bucket is counted. A complete body may leave all of them as it found them, so the changes that steps make do
+not show which ones matter: all are remembered, by reference, whenever a body begins.
 """
 
 import operator
@@ -17,7 +17,7 @@ import torch
 from regrow.train.attributes.holders import MOST_ITEMS, AttributeHolder, holders
 
 _WALKED_AT_FIRST, _WALKED_EVERY = 4, 100
-"""Takes after which what there is is looked for anew."""
+"""`take` searches for objects anew in the first 4 calls, and then in every 100th."""
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _CONTAINERS = frozenset({*MAPPINGS, list, deque, set})
@@ -26,11 +26,11 @@ _ABSENT = object()
 
 
 class HangingAttributes:
-    """Values that bodies leave in objects around protected modules.
+    """Remembers and restores the values of objects around protected modules.
 
     Args:
         find: finds the objects.
-        known: tensors that are looked after elsewhere.
+        known: returns the tensors that are restored by other means.
     """
 
     def __init__(self, find: Callable[[], list[AttributeHolder]], known: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -41,7 +41,7 @@ class HangingAttributes:
         self._takes = 0
 
     def take(self) -> None:
-        """Remember now."""
+        """Remember all attributes and tensors as they are now."""
         if self._takes < _WALKED_AT_FIRST or self._takes % _WALKED_EVERY == 0:
             self._holders = self._find()
             self._look_for_tensors()
@@ -58,7 +58,7 @@ class HangingAttributes:
             tensor.take()
 
     def put_back(self) -> None:
-        """Make everything what it was."""
+        """Restore all attributes and tensors as they were at the last `take`."""
         for holder, kept in zip(self._holders, self._kept, strict=True):
             values = holder.values
             for key in [key for key in values if key not in holder.own and key not in kept]:
@@ -87,7 +87,7 @@ class HangingAttributes:
 def of_modules(
     things: dict[str, object], parameters: dict[str, torch.Tensor], buffers: Callable[[], Iterable[torch.Tensor]]
 ) -> HangingAttributes:
-    """Those of what hangs on protected things and parameters; `buffers` are protected themselves."""
+    """`HangingAttributes` of objects around these things and parameters; `buffers` are restored by other means."""
     return HangingAttributes(lambda: holders(things, parameters), lambda: [*parameters.values(), *buffers()])
 
 
@@ -96,12 +96,12 @@ def of_modules(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainCopy:
-    """A container, and what was in it.
+    """A container, and its contents at one moment.
 
     Attributes:
         thing: the container itself.
-        keys: of a mapping.
-        items: what was in it, containers as `PlainCopy`.
+        keys: keys of a mapping; empty for other containers.
+        items: values or members; containers among them as `PlainCopy`.
     """
 
     thing: object
@@ -110,7 +110,7 @@ class PlainCopy:
 
 
 def refill(thing: object, keys: list[object], items: list[object]) -> None:
-    """Make a container hold these, in its place, unless it does already."""
+    """Give a container these contents, in place, unless it has them already."""
     kind = type(thing)
     if kind in MAPPINGS:
         mapping = cast(dict[object, object], thing)
@@ -136,12 +136,12 @@ def identical(one: list[object], other: list[object]) -> bool:
 
 
 def _keep(value: object, depth: int) -> object:
-    """Copy of a value from which `_again` restores it; `_ABSENT`: the value is left alone."""
+    """Copy of a value from which `_again` restores it; `_ABSENT` if the value is not to be restored."""
     kind = type(value)
     if kind in _ATOMS:
         return value
     if isinstance(value, torch.Tensor):
-        return weakref.ref(value)  # an output that is kept for a look at it holds a whole graph
+        return weakref.ref(value)  # a strong reference would keep an output's whole graph alive
     if kind is tuple:
         return _ABSENT if any(isinstance(each, torch.Tensor) for each in cast(tuple[object, ...], value)) else value
     if kind not in _CONTAINERS or depth >= _DEEP or len(cast(list[object], value)) > MOST_ITEMS:
@@ -149,13 +149,13 @@ def _keep(value: object, depth: int) -> object:
     try:
         keys = list(cast(dict[object, object], value)) if kind in MAPPINGS else []
         items = list(cast(dict[object, object], value).values()) if keys else list(cast(list[object], value))
-    except RuntimeError:  # another thread changes it right now: it is not the body's
+    except RuntimeError:  # another thread is changing it, so it does not belong to the body
         return _ABSENT
     return PlainCopy(value, keys, [item if type(item) in _ATOMS else _keep(item, depth + 1) for item in items])
 
 
 def _again(kept: object) -> object:
-    """The value, containers with what was in them; `_ABSENT`: it is no more."""
+    """The remembered value, with the contents of containers restored; `_ABSENT` if it no longer exists."""
     if isinstance(kept, weakref.ref):
         value: object = kept()
         return _ABSENT if value is None else value
@@ -182,9 +182,9 @@ def _tensors(value: object, depth: int) -> Iterable[torch.Tensor]:
 
 
 class _Hanging:
-    """A tensor that hangs on something: `parameter.main_grad`, a bucket. Copied only once bodies were seen to write it.
+    """A tensor held by an object around modules, as `parameter.main_grad` or in a bucket; copied once bodies write it.
 
-    Most are zero when a body begins, so that no copy is needed; that is looked at in the first steps, and now and then.
+    Most of them are zero when a body begins, and need no copy; this is checked in the first steps, and now and then.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -195,7 +195,7 @@ class _Hanging:
         self._copy: torch.Tensor | None = None
 
     def take(self) -> None:
-        """Remember now."""
+        """Remember the tensor's values as they are now."""
         tensor = self.of()
         if tensor is None:
             return
@@ -214,7 +214,7 @@ class _Hanging:
         self._copy.copy_(here)
 
     def put_back(self) -> None:
-        """Make its values what they were."""
+        """Restore the tensor's values as they were at the last `take`."""
         tensor = self.of()
         if tensor is None or tensor._version == self._version:
             return

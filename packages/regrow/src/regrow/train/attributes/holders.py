@@ -1,7 +1,7 @@
-"""Objects that hang on protected modules: wrappers, their bucket managers, what hooks are bound to. Found, not changed.
+"""Finds objects around protected modules: wrappers, their bucket managers, objects to which hooks are bound.
 
-Modules of torch itself are left alone, and so are objects of libraries and those that threads use: what these change is
-their own business. An object is the script's, or of the package of a module that holds it.
+Objects of torch and of other libraries are left out, and so are objects that threads use, as these change by
+themselves. An object counts if its class is the script's, or comes from the package of a protected module.
 """
 
 import threading
@@ -28,7 +28,7 @@ OF_THREADS = (threading.Thread, type(threading.Lock()), type(threading.RLock()),
 
 
 class AttributeHolder(NamedTuple):
-    """An object, and where it keeps its attributes. `own`: attributes that torch looks after."""
+    """An object with attributes. `own`: names of the attributes that torch itself manages."""
 
     name: str
     thing: object
@@ -36,12 +36,12 @@ class AttributeHolder(NamedTuple):
 
     @property
     def values(self) -> dict[str, object]:
-        """All its attributes, to be read and written."""
+        """The object's attributes by name; writes to this dictionary change the object."""
         return vars(self.thing)
 
 
 def holders(things: Mapping[str, object], parameters: Mapping[str, torch.Tensor]) -> list[AttributeHolder]:
-    """Yield each object with attributes that a body may change, once.
+    """All objects with attributes that a body may change, each once.
 
     Args:
         things: protected modules and other objects, by name.
@@ -76,7 +76,7 @@ def _holder(name: str, thing: object, packages: set[str]) -> AttributeHolder | N
     if isinstance(thing, type | ModuleType | FunctionType | MethodType) or not hasattr(thing, "__dict__"):
         return None
     kind = type(thing)
-    if isinstance(thing, torch.Tensor):  # attributes of kinds of its own, DTensor, are the tensor itself
+    if isinstance(thing, torch.Tensor):  # the attributes of other kinds, such as DTensor, are the tensor's own data
         plain = kind in (torch.Tensor, nn.Parameter) and vars(thing)
         return AttributeHolder(name, thing, frozenset()) if plain else None
     if isinstance(thing, nn.Module):
@@ -91,7 +91,7 @@ def _holder(name: str, thing: object, packages: set[str]) -> AttributeHolder | N
 
 
 def _held(name: str, thing: object, holder: AttributeHolder | None) -> Iterable[tuple[str, object]]:
-    """Objects that a thing refers to and that may have attributes."""
+    """Objects to which `thing` refers, and which may have attributes themselves."""
     if isinstance(thing, dict):
         return [(f"{name}[{key!r:.40}]", each) for key, each in _few(thing)]
     if isinstance(thing, list | tuple | set):

@@ -1,7 +1,7 @@
-"""Things around a script's loop that hold plain values: its objects, classes, functions and modules, and the process.
+"""Finds things around a script's loop that hold plain values: objects, classes, functions, modules, and the process.
 
-What they hold may decide what a step computes, so it goes with the steps, as the plain variables of the script do. See
-decision 0118.
+These values may decide what a step computes, so they are restored with the steps, like the script's plain variables.
+See decision 0118.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
 _BYTES = 16 << 20
-"""Most of arrays in all of them, which are looked at in each step."""
+"""Most bytes of arrays in all followed things together, as every step looks at them."""
 Variables = Mapping[str, object]
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
 _NO_HOLDERS = (int, float, str, bytes, torch.Tensor)
@@ -42,14 +42,14 @@ _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, Iterable
 
 
 class Keepers:
-    """Finds all of them, each once: also what holds what is protected, or is it and no modules, whosever class that is.
+    """Finds things around a loop that hold plain values or protected objects, and protected objects but modules.
 
     Args:
-        frames: the script's, innermost first.
-        protected: as the script gave it, with what wraps it and what is in the wrappers.
-        loader: the script's, which is led to each step's place by itself.
-        known: ids of more that is looked after.
-        around: not only what holds what is protected, or is it.
+        frames: frames of the script, innermost first.
+        protected: protected objects as the script gave them, with their wrappers and the objects in these.
+        loader: the script's loader, which is set to the position of each step by other means.
+        known: ids of other objects that are restored by other means.
+        around: False: find only protected objects and their holders.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class Keepers:
         self._all_protected = self._protected | parts
         self._inside = parts | set(known) | {id(frame.f_globals) for frame in frames}
         self._of_loader = _all_in(loader)
-        self.left_out = ""  # beyond the bounds, in words
+        self.left_out = ""  # for people: the things beyond the bounds
 
     def left_over(self, thing: object) -> list[tuple[str, object]]:
         """Attributes of an object of the script's own, unless it is of the loader, of a thread or protected."""
         return [] if id(thing) in self._inside | self._of_loader or not _is_own(thing) else _attributes("", thing)
 
     def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
-        """Those that are reached from variables of the script's calls, and from its modules; or from `roots` alone."""
+        """Things to which these variables and the script's modules lead; with `roots`, only variables so named."""
         found: list[Attributes] = [ProcessSettings()] if self._around and roots is None else []
         names, room = Counter[str](), _BYTES
         for name, thing in _reachable(variables, roots):
             if id(thing) in self._inside:
                 continue
-            with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+            with contextlib.suppress(Exception):  # odd objects run code, and may raise, when they are inspected
                 if isinstance(thing, ModuleType) and id(vars(thing)) in self._inside:
                     continue
                 given = id(thing) in self._protected
@@ -90,7 +90,7 @@ class Keepers:
                     if not isinstance(thing, ModuleType | type):
                         self.left_out = f"all beyond {_FOLLOWED} things"
                 elif holds or mine:
-                    path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
+                    path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # lists differ by rank
                     names[path] += 1
                     path = f"{path}#{names[path]}" if names[path] > 1 else path
                     carries = not (holds or isinstance(thing, _NO_ARRAYS) or _reaches(thing, self._all_protected))
@@ -103,7 +103,7 @@ class Keepers:
 
 
 def _is_followed(thing: object) -> bool:
-    """True for the script's own, but for what holds a thread or a pool, and what data is read by."""
+    """True for the script's own things, except those that hold a thread or a pool, and those that read data."""
     if isinstance(thing, ModuleType):
         return True
     if isinstance(thing, type):
@@ -139,7 +139,7 @@ def _within(thing: object) -> Iterator[object]:
 
 
 def _reaches(thing: object, protected: Collection[int]) -> bool:
-    """True if a thing leads to one of these, by id, or to more than can be looked through."""
+    """True if `thing` leads to one of these objects, given by their ids, or to more objects than can be searched."""
     near, seen = [thing], set[int]()
     while near and len(seen) < _MOST:
         near = [each for each in near if id(each) not in seen and type(each) not in _NO_HOLDERS]
@@ -161,7 +161,7 @@ def _all_of(thing: object) -> Iterable[object]:
 
 
 def _reachable(variables: Iterable[Variables], roots: Collection[str] | None) -> Iterator[tuple[str, object]]:
-    """Things that the script's calls reach, the nearest first, and then what its modules hold: these may be many."""
+    """Things reached from variables of the script's calls, nearest first, then those of its modules, often many."""
     seen: set[int] = set()
     near = [each for values in variables for each in values.items() if roots is None or each[0] in roots]
     yield from _walk(near, seen)
@@ -223,7 +223,7 @@ def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
 
 
 def _all_in(loader: object) -> set[int]:
-    """Ids of what its order rests on, and of all that this holds."""
+    """Ids of the objects that decide the order of a loader's data, and of all objects that they hold."""
     near, seen = [loader] if hasattr(type(loader), "__iter__") else [], set[int]()
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         near = [loader.sampler, loader.batch_sampler, loader.generator]
@@ -240,7 +240,7 @@ def _all_in(loader: object) -> set[int]:
 
 
 def _read_by(thing: object) -> list[object]:
-    """Things that the code of a script's iterator, function or object reads: a stream may draw from a global one."""
+    """Things that the code of an iterator, function or object reads: a script's stream may draw from a global one."""
     kind, codes = type(thing), list[FunctionType]()
     if issubclass(kind, GeneratorType):
         frame = cast(Any, thing).gi_frame
@@ -258,7 +258,7 @@ def _read_by(thing: object) -> list[object]:
 
 
 def _is_shared(thing: object) -> bool:
-    """True for what the loop may change too: options, a map-style data set whose samples become harder, a model."""
+    """True for things that the loop may change as well: options, a model, a map-style data set made harder."""
     kind = type(thing)
     data = issubclass(kind, Dataset) and not issubclass(kind, IterableDataset)
     return data or issubclass(kind, (type, ModuleType, nn.Module, *_PLAIN_KINDS)) or is_own_name(kind.__module__)

@@ -1,4 +1,4 @@
-"""Plain values of one thing around a script's loop, read and written from outside, whatever kind of thing it is."""
+"""Reads and writes the plain values of one thing around a script's loop, whatever kind of thing it is."""
 
 import contextlib
 import inspect
@@ -28,22 +28,22 @@ class Attributes:
     """The plain attributes of one thing, as variables under a name that is the same on all ranks.
 
     Args:
-        name: by which the script reaches it.
+        name: expression by which the script reaches the thing.
         thing: an object, a class, a function, a module, a generator, a context variable.
-        holds: it holds what is protected.
-        carries: its arrays count as plain.
+        holds: True if the thing holds protected objects.
+        carries: True if its arrays count as plain values.
     """
 
     def __init__(self, name: str, thing: object, *, holds: bool = False, carries: bool = False) -> None:
         self.name, self.holds, self.carries = f"object {name}", holds, carries
         self.of_frames = isinstance(thing, FunctionType | ModuleType)
         self.root = re.split(r"\W", name, maxsplit=1)[0]
-        """Variable of the script that leads to it."""
+        """Name of the script's variable that leads to the thing."""
         self._variable = name if self.root == name else ""
         self._thing: Callable[[], object]
         try:
             self._thing = weakref.ref(thing)
-        except TypeError:  # its kind allows none
+        except TypeError:  # things of this kind cannot be referenced weakly
             self._thing = lambda: thing
         self._is_simple = not isinstance(thing, nn.Module | FunctionType | Generator | ContextVar) and not any(
             "__slots__" in vars(kind) for kind in type(thing).__mro__
@@ -55,17 +55,17 @@ class Attributes:
         return self._thing() is not None
 
     def is_present(self, variables: Mapping[str, object]) -> bool:
-        """True while it is there, and no other of its kind is in its variable."""
+        """True while the thing exists, and its variable does not hold another thing of the same kind."""
         thing = self._thing()
         there = variables.get(self._variable, thing)
         return thing is not None and (there is thing or type(there) is not type(thing))
 
     def is_in(self, things: Mapping[int, object]) -> bool:
-        """True if these, by id, include it."""
+        """True if this thing is among `things`, by id."""
         return id(self._thing()) in things
 
     def read(self) -> dict[str, object]:
-        """All of them."""
+        """The thing's plain attributes by name; empty if the thing no longer exists."""
         thing = self._thing()
         if thing is None:
             return {}
@@ -78,7 +78,7 @@ class Attributes:
                 return {_VALUE: thing.get()}
             except LookupError:
                 return {}
-        there = dict(getattr(thing, "__dict__", {}))  # at once: another thread may add to it
+        there = dict(getattr(thing, "__dict__", {}))  # copied at once, since another thread may add to it
         values = {key: value for key, value in there.items() if key not in _MODULES_OWN}
         if isinstance(thing, FunctionType):
             values |= {key: cell.cell_contents for key, cell in cells(thing)}
@@ -87,7 +87,7 @@ class Attributes:
         return values | slot_values(thing)
 
     def write(self, values: Mapping[str, object]) -> None:
-        """Set some, past what the object makes of that."""
+        """Set these attributes directly, without the object's own `__setattr__`."""
         thing = self._thing()
         if isinstance(thing, Generator):
             _go_to(thing, values[_VALUE])
@@ -105,18 +105,18 @@ class Attributes:
                 elif isinstance(member, MemberDescriptorType):
                     member.__set__(thing, value)
                 elif not key.startswith("default ") and hasattr(thing, "__dict__"):
-                    vars(thing)[key] = value  # containers that are defaults have been changed in their places
+                    vars(thing)[key] = value  # containers among the defaults were changed in place
 
 
 def nbytes_of(value: object) -> int:
-    """Bytes of an array; 0 for anything else, and for one that is sparse, or too large to be looked at in each step."""
+    """Bytes of an array; 0 for other values, and for arrays that are sparse or too large to compare in each step."""
     dense = type(value) is np.ndarray or (type(value) is torch.Tensor and value.layout is torch.strided)
     nbytes = cast(np.ndarray, value).nbytes if dense else 0
     return nbytes if nbytes <= LARGEST_ARRAY else 0
 
 
 def cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
-    """Variables of functions around it that a function uses, those that are bound."""
+    """Variables of enclosing functions that a function uses, by name; only those that are bound."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             cell.cell_contents  # noqa: B018
@@ -126,14 +126,14 @@ def cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
 
 
 def state_of(generator: Generator) -> object:
-    """State of a generator of random numbers, in its own form."""
+    """State of a random generator, in its own format."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def position(generator: Generator) -> bytes:
-    """The same as bytes."""
+    """State of a random generator as bytes."""
     state = state_of(generator)
     return encode(state.numpy() if isinstance(state, torch.Tensor) else state)
 
@@ -159,7 +159,7 @@ _OF_WORKERS = ("RANK", "WORLD_SIZE", "MASTER_", "REGROW_", "TORCHELASTIC_", "CUD
 
 
 class ProcessSettings(Attributes):
-    """Settings of the process that a script may change between its steps: torch's, the environment."""
+    """Settings of the process that a script may change between its steps: those of torch, and the environment."""
 
     def __init__(self) -> None:
         super().__init__("the process", sys)
@@ -168,7 +168,7 @@ class ProcessSettings(Attributes):
         self._environment: dict[str, object] = {}
 
     def read(self) -> dict[str, object]:
-        """All of them; the same objects as before where nothing has changed."""
+        """All settings by name; a setting that has not changed is the same object as before."""
         raw = cast(Any, os.environ)._data  # noqa: SLF001 - its public views decode every variable each time
         if raw != self._raw:
             self._raw = dict(raw)
@@ -180,12 +180,12 @@ class ProcessSettings(Attributes):
         return self._environment | {"sys.path": sys.path} | {name: read() for name, (read, _) in _SETTINGS.items()}
 
     def write(self, values: Mapping[str, object]) -> None:
-        """Set some."""
+        """Set these settings."""
         for name, value in values.items():
             if name.startswith("env "):
                 os.environ[name[4:]] = cast(str, value)
             elif name in _SETTINGS:
-                with contextlib.suppress(OSError):  # a folder that is not on this node
+                with contextlib.suppress(OSError):  # the folder may not exist on this node
                     _SETTINGS[name][1](value)
 
 
@@ -203,4 +203,4 @@ _SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
     ),
     "folder": (lambda: _folder(), lambda path: os.chdir(path or ".")),
 }
-"""Of each setting, a reader, whose value is the same object as long as it is the same, and a writer."""
+"""Reader and writer of each setting. The reader returns the same object until the setting changes."""

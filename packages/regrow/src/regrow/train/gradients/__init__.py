@@ -1,1 +1,1 @@
-"""Sums of a step's gradients, and the care that data-parallel wrappers need for them."""
+"""Sums of a step's gradients, and the handling of data-parallel wrappers around them."""

@@ -6,7 +6,7 @@ import ctypes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST = (1 << 31) - 1
 _LARGEST_FROM_HEAP = 32 << 20
-"""The largest threshold that glibc accepts; it may also reach it by itself."""
+"""The largest threshold that glibc accepts; glibc may also reach it by itself."""
 
 
 def keep_freed_memory() -> bool:

@@ -1,4 +1,4 @@
-"""Combination of the gradients of a step's micro-batches: the interface for `microbatches.py`, and its usual form."""
+"""Combines the gradients of a step's micro-batches: the interface that `microbatches.py` uses, and its usual form."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from regrow.train.state.protected import ProtectedState
 
 
 class Gradients(Protocol):
-    """Adds up over the micro-batches of a rank, and reduces over ranks once a step."""
+    """Adds up gradients over the micro-batches of a rank, and reduces them over ranks once a step."""
 
     def divides_by(self, shares: int) -> int:
         """Divisor that the reduction over ranks already applies if data is dealt out to `shares` shares at a time."""
@@ -22,19 +22,19 @@ class Gradients(Protocol):
         ...
 
     def open(self, index: int, *, last: bool) -> None:
-        """Called before the forward of a micro-batch; `last`: it is the last one."""
+        """Prepare for the forward of a micro-batch; `last`: it is the last one."""
         ...
 
     def expect(self, scale: float) -> None:
-        """Called before the backward of the last micro-batch, with the `scale` of `finish`. Reductions may begin."""
+        """Prepare for the backward of the last micro-batch, in which reductions may begin. `scale`: as for `finish`."""
         ...
 
     def close(self, index: int) -> None:
-        """Called after the backward of a micro-batch."""
+        """Take the gradients after the backward of a micro-batch."""
         ...
 
     def finish(self, scale: float) -> None:
-        """Called after all micro-batches: every parameter's `grad` becomes the sum over all ranks, times `scale`."""
+        """End the last micro-batch: every parameter's `grad` becomes the sum over all ranks, times `scale`."""
         ...
 
     def abandon(self) -> None:
@@ -53,7 +53,7 @@ class Averaged:
         self._expected = False
 
     def divides_by(self, shares: int) -> int:
-        """`shares`, as DDP and FSDP take the mean over all ranks that read data of their own."""
+        """Returns `shares`, as DDP and FSDP take the mean over all ranks that read data of their own."""
         group = ddp.group_of(self._modules.replicated)
         wrapped = group is not None or self._modules.sharded
         if shares > 1 and not wrapped:
@@ -73,7 +73,7 @@ class Averaged:
         self._state.drop_gradients()
 
     def open(self, index: int, *, last: bool) -> None:
-        """Reduce in the last backward only."""
+        """Let DDP and FSDP reduce in the last backward only."""
         self._expected = last
         self._synchronize(last)
 
@@ -93,7 +93,7 @@ class Averaged:
                 local(parameter.grad).mul_(scale)
 
     def abandon(self) -> None:
-        """Reduce again in every backward."""
+        """Let DDP and FSDP reduce in every backward again."""
         self._synchronize(True)
         if self._expected:
             self._expected = False

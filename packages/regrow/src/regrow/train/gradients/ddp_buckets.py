@@ -1,4 +1,4 @@
-"""New layout of DDP's buckets after a backward was cut off: in time, and without other ranks, which keep theirs."""
+"""Lays out DDP's buckets again after a backward was cut off: in time, and without other ranks, which keep theirs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from regrow.train.gradients.wrappers import Modules
 
 
 class Settling:
-    """Lays out DDP's buckets again when that is due.
+    """Lays out DDP's buckets again when that is necessary.
 
     Args:
         local: returns a context in which collectives are answered locally.
@@ -21,14 +21,14 @@ class Settling:
         self._hooks: list[RemovableHandle] = []
 
     def settle(self, modules: Modules) -> None:
-        """Before a forward, lay out the buckets that are due, as far as possible."""
+        """Before a forward, lay out again the buckets that need it, as far as possible."""
         if modules.unsettled:
             with self._local():
                 modules.settle()
             self._unhook(modules)
 
     def cut_off(self, modules: Modules, error: BaseException) -> None:
-        """Prepare for the next step after `error` ended one. Forwards settle buckets too, if a body has several."""
+        """Prepare for the next step after `error` ended one. If a body has several forwards, each settles buckets."""
         modules.reset(error)
         if modules.unsettled and not self._hooks:
 

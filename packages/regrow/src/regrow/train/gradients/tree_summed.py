@@ -74,7 +74,7 @@ class TreeSummed:
             self._check_owners()
 
     def divides_by(self, shares: int) -> int:
-        """The shard size, as FSDP takes the mean over its shard dimension; all else is a sum."""
+        """The shard size, as FSDP takes the mean over its shard dimension; all other reductions are sums."""
         if self._replicas is None and not self._modules.sharded and shares > 1:
             self._replicas = dist.group.WORLD
         if self._replicas is None and self._plain and shares > 1:
@@ -127,7 +127,7 @@ class TreeSummed:
                 counter.push(index, flat)
 
     def finish(self, scale: float) -> None:
-        """Sum over ranks, along the tree."""
+        """Sum the gradients over ranks along the tree, and multiply the sums by `scale`."""
         changed = next((name for name, v in self._versions().items() if self._buffers.get(name) != v), None)
         if changed is not None:
             raise UsageError(
@@ -169,16 +169,16 @@ class TreeSummed:
     # --- parameters without FSDP -------------------------------------------------------------------------------
 
     def _comes(self, at: int, parameter: torch.Tensor, _: object) -> None:
-        """Called before a backward adds to a parameter's gradient.
+        """Put the neighbour's sum into `grad`, before a backward adds to a parameter's gradient.
 
-        It adds in the neighbour's memory, while the new gradient is in the CPU's cache, and frees the latter at once.
+        The backward adds to that sum while the new gradient is in the CPU's cache, and frees the gradient at once.
         """
         if self._index not in (_NONE, self._last_of[at]):
             neighbour = self._counters[at].neighbour(self._index)
             parameter.grad, self._joins[at] = neighbour, neighbour is not None
 
     def _came(self, at: int, parameter: torch.Tensor) -> None:
-        """Called after a backward has added to a parameter's gradient."""
+        """Called after a backward has added to a parameter's gradient: take the gradient over into the sums."""
         gradient = parameter.grad
         if self._index == _NONE or gradient is None:
             return
@@ -220,7 +220,7 @@ class TreeSummed:
     def _sum_up(self, scale: float, group: dist.ProcessGroup, chunk: list[int]) -> "_Summed":
         nodes = [_values(self._counters[at]) for at in chunk]
         for at in chunk:
-            self._counters[at].clear()  # frees the memory
+            self._counters[at].clear()  # so that its memory is freed
         with torch.no_grad():
             places, flats = _flattened(nodes)
         # The layout that gradients have without other ranks, since the order of a norm's sum may depend on it.
@@ -246,7 +246,7 @@ class _Summed:
     work: Work | None
 
     def wait(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parameters' indices, and their gradients. Raises what collectives raise."""
+        """Wait for the sums; yield each parameter's index and its gradient. Raises what collectives raise."""
         if self.work is not None:
             self.work.wait()
         for at, start, like in zip(self.chunk, self.places, self.likes, strict=True):

@@ -1,4 +1,4 @@
-"""Handling of data-parallel wrappers around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
+"""Handles data-parallel wrappers around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
 
 from collections.abc import Sequence
 
@@ -96,7 +96,7 @@ class Modules:
         return list(self._buffered)
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers that DDP would broadcast. A collective: raises what those raise."""
+        """Give all ranks the buffers that DDP would broadcast. It is a collective, and raises what these raise."""
         ddp.share_buffers(self._buffered)
 
     @property

@@ -1,4 +1,4 @@
-"""Classes by name, of which a received state may make objects.
+"""Finds the classes of which a received state may make objects, by name.
 
 A name leads to a class of the script, of a library whose objects the graph held as the loop began, or to one of the
 listed builtin classes, always in modules that are imported already. Nothing is imported for a name, and no code of a
@@ -19,7 +19,7 @@ _BUILTINS = "builtins"
 
 
 class Classes:
-    """Classes of which things may be made.
+    """The classes of which objects may be made.
 
     Args:
         types: classes of the things in the graph.
@@ -30,12 +30,12 @@ class Classes:
         self._modules = {kind.__module__ for kind in self._known.values()}
 
     def name_of(self, kind: type) -> str:
-        """Name by which `find` finds this class; empty if it does not."""
+        """Name by which `find` finds this class; empty if `find` does not."""
         name = _full(kind)
         return name if self._look(name) is kind else ""
 
     def find(self, name: str) -> type:
-        """The class with this name. Raises `StateError` if no things of it may be made."""
+        """The class with this name. Raises `StateError` if no objects of that class may be made."""
         found = self._look(name)
         if found is None:
             raise StateError(f"{name} is no class that a received object may be of")
@@ -58,7 +58,7 @@ class Classes:
 
 
 def make(kind: ThingKind, of: type) -> Any:
-    """Make an empty object of a class without calling its code. Raises `StateError` if it is no class of objects."""
+    """Make an empty object of class `of` without calling its code. Raises `StateError` if that cannot be done."""
     if kind is not ThingKind.OBJECT or issubclass(of, tuple | enum.Enum | type):
         raise StateError(f"{_full(of)} is no class of plain objects")
     return object.__new__(of)

@@ -1,4 +1,4 @@
-"""A graph of objects from data: things that existed as the loop began keep their identity, others are made anew."""
+"""Decodes a graph of objects: things that existed as the loop began keep their identity, others are made anew."""
 
 import enum
 import random
@@ -77,7 +77,7 @@ class Originals:
         self._paths = {id(each.value): each.path for each in self._things.values()}
 
     def path_of(self, value: object) -> str:
-        """Path of a thing; empty: it did not exist then."""
+        """Path of a thing; empty if it did not exist as the loop began."""
         return self._paths.get(id(value), "")
 
     def at(self, path: str, kind: ThingKind) -> Any:
@@ -86,7 +86,7 @@ class Originals:
         return thing.value if thing is not None and thing.kind is kind else None
 
     def add(self, thing: Thing) -> None:
-        """Add a thing that other ranks had at its path, and that was made here now."""
+        """Add a thing that other ranks have at its path, and that was made here just now."""
         former = self._things.get(thing.path)
         if former is not None:
             del self._paths[id(former.value)]
@@ -158,7 +158,7 @@ class _Reader:
                 self._adopt(self._thing(number), number)
 
     def _adopt(self, value: Any, number: int) -> None:
-        """Identify the values of a class or function here with those of the sender's: no others could replace them."""
+        """Assign the sender's numbers to the values of a class or function here, as these cannot be replaced."""
         for (_, mine), encoded in zip(self._given_here(value, number), self._given(number), strict=True):
             if type(encoded) is tuple and encoded != LEFT and encoded[0] not in self._made:
                 kind, name, path, content = self._nodes[encoded[0]]

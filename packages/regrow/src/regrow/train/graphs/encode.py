@@ -1,4 +1,4 @@
-"""A graph of objects as data: a list of its things, and one piece of memory for all arrays and tensors."""
+"""Encodes a graph of objects: as a list of its things, and one piece of memory for all arrays and tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -108,7 +108,7 @@ class _Encoder:
         return len(self._kept) - 1
 
     def _exchanged(self, thing: Thing) -> Iterator[list[object]]:
-        """Number of the holder, each place, and its value (of a count None and its text), or no value if it is gone."""
+        """Yield [holder's number, place, value]; for a count None and its text, for a place that is gone no value."""
         for at, is_data in sorted(self._exchanges.encoded.get(id(thing.value), {}).items()):
             encoded: list[object] = []
             if not is_data:

@@ -1,4 +1,4 @@
-"""Values of classes, functions and enumerations, shared by all their users, that steps replace by others."""
+"""Follows values of classes, functions and enumerations that steps replace by others, for all users of these."""
 
 from collections.abc import Iterable
 
@@ -8,27 +8,27 @@ from regrow.train.graphs.places import Places, exchanged_in, is_code, is_plain_c
 from regrow.train.graphs.walk import HOLDERS, Thing
 
 Held = dict[int, tuple[object, Places]]
-"""By the id of a class or a function: the class or function, and its places."""
+"""For each class or function, by id: itself and its places."""
 
 
 class Exchanges:
-    """Knows which values classes and functions had when they were first seen."""
+    """Remembers the values that classes and functions had when they were first seen."""
 
     def __init__(self) -> None:
         self._first: Held = {}
         self._others: dict[int, dict[str, object]] = {}
-        self._passing: set[int] = set()  # code without places that steps have added: kept while it is held
+        self._passing: set[int] = set()  # functions without places that steps have added: known while held
         self.encoded: dict[int, dict[str, bool]] = {}
         """By holder, places whose values steps have replaced; True: data, which is sent."""
         self.code = ""
-        """Name of a place whose old or new value is code; empty: there is none."""
+        """Name of a place whose old or new value is code; empty if there is none."""
 
     def look(self, things: Iterable[Thing], *, live: bool) -> Held:
         """All places as they are now. Raises `NotCarried` if a function has other values outside of its places.
 
         Args:
             things: all things of the graph.
-            live: True once steps count.
+            live: True after the rehearsal.
         """
         now: Held = {}
         for thing in things:
@@ -71,7 +71,7 @@ class Exchanges:
             put(before, places(holder))
 
     def built(self) -> None:
-        """Give all holders the values that they had when they were first seen."""
+        """Give all classes and functions the values that they had when they were first seen."""
         self.put_back(self._first)
         self.encoded, self.code = {}, ""
 

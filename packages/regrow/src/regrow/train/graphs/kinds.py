@@ -1,7 +1,6 @@
 """Kinds of values in a graph of objects: each determines how a value is remembered and sent, or why it cannot be.
 
-No code of the script runs here, and none that a message names: objects are read by their attributes, and written the
-same way.
+No code of the script runs here, nor code that a message names: objects are read and written by their attributes.
 """
 
 import datetime
@@ -80,7 +79,7 @@ _ELSEWHERE = frozenset(
     {"multiprocessing", "subprocess", "concurrent", "asyncio", "socket", "ssl", "_io", "io", "select"}
 )
 _NO_ENVIRONMENTS = frozenset({"torch", "builtins", "accelerate", "transformers"})
-"""Packages whose objects are no environments: steps do not change them unseen by the script."""
+"""Packages whose objects are never environments: a script sees all changes that steps make to them."""
 _HEAP_TYPE = 1 << 9
 _WORD = struct.calcsize("P")
 
@@ -252,7 +251,7 @@ def is_key(value: object) -> bool:
 
 
 def _refuse_counting(code: object, path: str) -> None:
-    """Refuse functions that write variables of an enclosing function: all others are the same on all ranks."""
+    """Refuse code that writes variables of an enclosing function; all other functions are the same on all ranks."""
     if isinstance(code, types.FunctionType) and (kept := _written(code.__code__)):
         raise NotCarried(path, code, f"the function writes `{kept[0]}` of the function around it")
 

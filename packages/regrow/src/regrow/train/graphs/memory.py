@@ -1,4 +1,4 @@
-"""A graph of objects as it was at one moment, and the way back: every thing keeps its identity.
+"""Remembers a graph of objects at one moment and restores it: every thing keeps its identity.
 
 A value that a step has put in place of a thing is not written to, as the script may use it elsewhere.
 """

@@ -1,4 +1,4 @@
-"""Nested state, as `state_dict()` returns it: copies that later changes do not affect, and their restoration."""
+"""Copies nested state, as `state_dict()` returns it, so that later changes do not affect it, and restores it."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Marks:
 
     @property
     def changed(self) -> bool:
-        """True if a tensor was written to since."""
+        """True if any of the tensors was written to since it was noted."""
         return any(tensor._version != version for tensor, version in self._tensors)
 
 
@@ -86,7 +86,7 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def fitted(present: object, saved: object, *, in_place: bool) -> object:
-    """`saved` in the types of `present`: a `defaultdict` becomes one again.
+    """`saved` in the types of `present`: a dictionary, for example, becomes a `defaultdict` again.
 
     Args:
         present: the state as it is now.

@@ -16,14 +16,14 @@ from regrow.train.graphs.walk import Thing, walk
 
 T = TypeVar("T")
 _MOST_LEFT = 256
-"""Largest number of things of a graph that are left out of a memory, or of a state that is sent."""
+"""Most things that may be left out of a graph's memory, or of a state that is sent."""
 
 
 class ObjectGraph:
-    """Environments, replay buffers, and other objects that keep their state in attributes, with a `state_dict`.
+    """Gives a `state_dict` to environments, replay buffers, and other objects that keep their state in attributes.
 
-    A thing that they held when the loop began has the same path on every rank, since all ranks build alike: it keeps
-    its identity when a state is received, so that others that hold it see the change. Other things are made anew.
+    A thing that these objects held when the loop began has the same path on every rank, since all ranks build alike:
+    it keeps its identity when a state is received, so its other holders see the change. Other things are made anew.
 
     Things that several objects share are shared again after a state was received.
 
@@ -38,7 +38,7 @@ class ObjectGraph:
         self._roots = dict(roots)
         self._live = False
         self.apart = ""
-        """Reason for people why no other process can receive all of this state any more; empty: none is known."""
+        """Reason for people why no other process can receive all of this state any more; empty if none is known."""
         self.missing: list[str] = []
         """Sentences on state that was not put back, or not received."""
         self._unfollowed: dict[int, tuple[object, str]] = {}
@@ -47,7 +47,7 @@ class ObjectGraph:
         self.settle()
 
     def settle(self) -> None:
-        """Let all things held now count as built by all ranks."""
+        """Count all things held now as built alike by all ranks."""
         things = self.things()
         self._originals = Originals(things)
         self._exchanges = Exchanges()
@@ -55,7 +55,7 @@ class ObjectGraph:
         self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
 
     def begin(self) -> None:
-        """Called when steps begin to count: things that cannot be sent end no training any more, but set `apart`."""
+        """Called after the rehearsal: from now on, things that cannot be sent only set `apart`, and end no training."""
         self._live = True
 
     def things(self) -> list[Thing]:
@@ -74,7 +74,7 @@ class ObjectGraph:
         return things, held
 
     def _without(self, left: dict[int, tuple[object, str]], act: Callable[[], T]) -> T:
-        """Call `act`; once steps count, without the things for which it fails. Raises `NotCarried`."""
+        """Call `act`; after the rehearsal, leave out the things for which it fails. Raises `NotCarried`."""
         while True:
             try:
                 done = act()
@@ -90,7 +90,7 @@ class ObjectGraph:
                 return done
 
     def remember(self, former: object = None) -> Memory | None:
-        """Remember the graph as it is now; None if that fails once steps count. Raises `NotCarried` before that.
+        """Remember the graph as it is now; None if that fails after the rehearsal. Before, it raises `NotCarried`.
 
         Args:
             former: an earlier memory that is not needed any more, and is used again.
@@ -107,9 +107,9 @@ class ObjectGraph:
         return remember(things, former if isinstance(former, Memory) else None)._replace(held=held)
 
     def go_back(self, memory: Memory | None) -> bool:
-        """Restore all that was held; every thing keeps its identity. False if that fails once steps count.
+        """Restore all that was held; every thing keeps its identity. False if that fails after the rehearsal.
 
-        Raises `NotCarried` instead before steps count.
+        Raises `NotCarried` if it fails before.
         """
         if memory is None:
             return False
@@ -128,12 +128,12 @@ class ObjectGraph:
     def state_dict(self) -> dict[str, object]:
         """The graph as bytes, the memory of arrays and tensors, and the states that objects in it return themselves.
 
-        Raises `NotCarried` for things that cannot be sent; once steps count, they are left out instead.
+        Raises `NotCarried` for things that cannot be sent; after the rehearsal they are left out instead.
         """
         return self._without(self._unsent, self._encode_graph)
 
     def look_closely(self) -> None:
-        """Let `apart` name all that cannot be sent; copies no array. Raises what the objects' own methods raise."""
+        """Make `apart` name all that cannot be sent, without copying arrays. Raises errors of the objects' methods."""
         self._without(self._unsent, partial(self._encode_graph, try_to_encode))
 
     def _encode_graph(self, encoding: Callable[..., dict[str, object]] = encode_graph) -> dict[str, object]:

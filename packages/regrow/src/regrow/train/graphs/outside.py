@@ -93,7 +93,7 @@ def apart(given: Given, exchanged: Collection[str]) -> Given:
 
 
 def built_alike(code: object, exchanged: Collection[str]) -> Given:
-    """Values of `code` in all other places, in an order that exchanges do not change."""
+    """Values of `code` outside of the places in `exchanged`, in an order that exchanges do not change."""
     return sorted(apart(given_to(code), exchanged), key=lambda each: each[0])
 
 
@@ -148,7 +148,7 @@ def _of_enum(kind: type[enum.Enum]) -> Iterator[tuple[str, object]]:
 
 def _of_attribute(value: object) -> Given:
     if isinstance(value, FunctionType):
-        # The function itself, which may write variables around it, but only if it has values.
+        # A function counts only if it has values; its code may write variables of enclosing functions.
         return [("", value)] if given_to(value) else []
     if isinstance(value, property | staticmethod | classmethod):
         return [(at + more, each) for at, held in given_to(value) for more, each in _of_attribute(held)]

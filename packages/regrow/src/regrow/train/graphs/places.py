@@ -55,7 +55,7 @@ def _of_class(kind: type) -> Places:
 
 
 def exchanged_in(before: Places, now: Places) -> list[str]:
-    """Places that have another value, are new, or are gone."""
+    """Places whose values differ between the two, are new, or are gone."""
     return [at for at in {**before, **now} if at not in before or at not in now or not _same(before[at], now[at])]
 
 
@@ -65,7 +65,7 @@ def _same(one: Place, other: Place) -> bool:
 
 
 def is_code(place: Place | None) -> bool:
-    """True for a value that is not sent: code, and values that are no data."""
+    """True for a value that is not sent: code, or a value that is not data."""
     return place is not None and (
         isinstance(place.value, type | frozenset)
         or hasattr(type(place.value), "__get__")

@@ -59,7 +59,7 @@ def part_of(data: torch.Tensor, place: Any) -> torch.Tensor:
 
 
 def kept_tensor(kept: Any, number: Any) -> torch.Tensor:
-    """Memory that was sent as a tensor. Raises `StateError`."""
+    """The kept tensor with this number. Raises `StateError` if it is none."""
     found = kept_at(kept, number)
     if not isinstance(found, torch.Tensor) or found.dtype is not torch.uint8 or found.dim() != 1:
         raise StateError(f"what was kept under {number} is no memory")
@@ -67,7 +67,7 @@ def kept_tensor(kept: Any, number: Any) -> torch.Tensor:
 
 
 def kept_at(kept: Any, number: Any) -> Any:
-    """Value with a number among the kept ones. Raises `StateError`."""
+    """The kept value with this number. Raises `StateError` if there is none."""
     if type(number) is not int or not isinstance(kept, Sequence) or not 0 <= number < len(kept):
         raise StateError(f"nothing was kept under {number!r:.80}")
     return kept[number]

@@ -1,4 +1,4 @@
-"""A walk over all that an object holds: each thing once, with the first path that leads to it."""
+"""Walks over all things that an object holds: each once, with the first path that leads to it."""
 
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _ATOMIC = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Thing(NamedTuple):
-    """One thing of a graph; atoms do not count as things."""
+    """One node of an object graph: any value but an atom, such as a number or text."""
 
     value: Any
     kind: ThingKind
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] | None = None) -> list[Thing]:
     """Things in an order that depends on the graph only. Raises `NotCarried` for a thing that cannot be sent.
 
-    The error has those of all other such things in `more`.
+    The error has the errors for all other such things in `more`.
 
     Args:
         roots: where to begin.
@@ -191,17 +191,17 @@ def put_generator(value: Any, kind: ThingKind, state: Any) -> None:
 
 
 HOLDERS = frozenset({ThingKind.CONSTANT, ThingKind.ENUM})
-"""Kinds whose values are shared by all their holders."""
+"""Kinds whose values all their users share: classes, functions and enumerations."""
 GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, ThingKind.TORCH})
 
 
 def own_state(value: Any) -> object:
-    """State that an object returns itself."""
+    """State of an object, by its own `state_dict` or `get_state`."""
     return value.state_dict() if hasattr(type(value), "state_dict") else value.get_state()
 
 
 def put_own_state(value: Any, state: object) -> None:
-    """Set the state of an object by its own method."""
+    """Set the state of an object, by its own `load_state_dict` or `set_state`."""
     if hasattr(type(value), "load_state_dict"):
         value.load_state_dict(state)
     else:

@@ -34,12 +34,12 @@ T = TypeVar("T")
 MOST_BYTES = 64 << 20
 """Largest size of the kept results of one rank in one step."""
 MOST_COPIED = 32 << 20
-"""Largest size of those that the agent keeps; less if all ranks of a node would fill a quarter of its table."""
+"""Largest size of the results that the agent keeps; less if all ranks of a node would fill a quarter of its table."""
 _KEPT_STEPS = 2
-"""The present step, and the one before, which this worker may have committed alone."""
+"""Steps whose results are kept: the present one, and the one before, which this worker may have committed alone."""
 _MOST_OBJECTS = 1_000
 Place = tuple[int, int, StepNo]
-"""World size, rank, and step of the job, of a draw."""
+"""World size, rank and job's step of a draw."""
 
 
 class _Newest(msgspec.Struct, array_like=True, frozen=True):
@@ -68,13 +68,13 @@ class ExternalDraws:
         self._store: AgentStore | None = None
         self._newest: _Newest | None = None
         self._looked_for = -1
-        """Rank whose predecessor's draws have been looked for."""
+        """Rank for which the draws of its former worker have been looked for; -1 at first."""
         self._last = StepNo(-1)
         """Newest step in which this worker has drawn."""
         self._joins = self._draws_unknown = False
-        """`_joins`: a newcomer. `_draws_unknown`: lost workers may have drawn in its first step, unknown here."""
+        """`_joins`: True for a newcomer. `_draws_unknown`: lost workers may have drawn in its first step."""
         self._joined = StepNo(-1)
-        """The first step of such a newcomer; -1: there is none."""
+        """The first step of a newcomer for which draws are unknown; -1 if there is none."""
         self.used = False
         self.outside: dict[int, object] = {}
         """Objects with which draws are made: they cannot be put back, and need no protection."""
@@ -90,7 +90,7 @@ class ExternalDraws:
             self._write(_Newest(worker.world, worker.step, 0, worker.groups.generation))
 
     def regrouped(self, change: WorldChange | None) -> None:
-        """Called in a new generation; `change`: of the world's size, None if it is the same."""
+        """Enter a new generation: find out if lost workers may have drawn. `change`: of the world's size, if any."""
         if self._joins:
             self._draws_unknown = change is None or change.kind == "fault"
         self._joins = False
@@ -98,7 +98,7 @@ class ExternalDraws:
             self._write(msgspec.structs.replace(newest, generation=self._worker.groups.generation))
 
     def begins(self, step: StepNo, *, rehearsal: bool) -> None:
-        """Called as a body begins."""
+        """Begin a body: drop the results of old steps, and record that draws of this step may begin."""
         self._calls = 0
         if rehearsal:
             return
@@ -119,7 +119,7 @@ class ExternalDraws:
             self._begun(place, len(kept or ()))
 
     def draw(self, step: StepNo, make: Callable[[], Any], like: object, *, rehearsal: bool) -> Any:
-        """As `Step.external`."""
+        """Result of `make`, drawn once: see `Step.external`."""
         self.used = True
         packed = _packed(like, "like")
         if rehearsal:
@@ -193,7 +193,7 @@ class ExternalDraws:
         self._asked(lambda store: store.set(name, packed))
 
     def _look(self) -> None:
-        """When this worker has got its rank, learn how far the rank's former worker on this node has come."""
+        """Called when this worker has got its rank: learn how far the rank's former worker on this node has come."""
         if self._looked_for == self._worker.rank:
             return
         self._looked_for, self._newest = self._worker.rank, self._reported_newest()
@@ -202,7 +202,7 @@ class ExternalDraws:
                 self._copies[name] = StepNo(int(name.split("/")[3]))
 
     def _copied(self, place: Place, call: int) -> bytes | None:
-        """Result that the rank's former worker has drawn there; None: there is none, or it is lost (reported)."""
+        """Result that the rank's former worker drew at this place; None if there is none, or it is lost (reported)."""
         (world, _, step), newest = place, self._newest
         if step <= self._last:
             if not call:
@@ -314,7 +314,7 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def _objects_of(make: object) -> dict[int, object]:
-    """Objects that a function, or functions that it calls, can name, by their ids."""
+    """Objects, by id, to which a function or the functions that it calls refer."""
     found: dict[int, object] = {}
     near = [make]
     while near and len(found) < _MOST_OBJECTS:

@@ -21,7 +21,7 @@ class _Pair:
     after: RegroupHook | None
     within: Seconds
     held: int | None = None
-    """Generation with which `after` was last called; None: its groups were given up since."""
+    """Generation with which `after` was last called; None if its groups were given up since."""
 
 
 class RegroupHooks:
@@ -63,7 +63,7 @@ class RegroupHooks:
                 )
 
     def call_after_hooks(self, state: ProtectedState) -> bool:
-        """Call `after` hooks that were not called for the present groups. False: an error gave the groups up again.
+        """Call `after` hooks that were not called for the present groups. False if an error gave the groups up again.
 
         Args:
             state: the protected state, while no body runs.

@@ -19,7 +19,7 @@ class ScaleEvent:
             replacement.
         before: number of replicas so far.
         after: number of replicas from now on.
-        deadline: seconds that are left to a worker that must leave; None: there is no deadline.
+        deadline: seconds that are left to a worker that must leave; None if there is no deadline.
         reason: the requester, or the event, for people.
         step: the first step in the new world.
         leaving: True if this worker is not in the new world: its process ends when the hooks have returned.

@@ -1,1 +1,1 @@
-"""The shadow proof: does a newcomer in a rank's place compute the same as the rank, bit for bit, and if not, why."""
+"""The shadow proof: whether a newcomer in a rank's place computes bitwise the same as the rank, and if not, why."""

@@ -1,4 +1,4 @@
-"""Answers of collectives by value: the rank that got them keeps them, up to a bound, and its shadow receives them."""
+"""Values that collectives have returned: a rank keeps them, up to a bound, and its shadow gets them as answers."""
 
 import torch
 
@@ -33,7 +33,7 @@ class KeptAnswers:
 
 
 class GivenAnswers:
-    """Gives the answers in another rank's trace.
+    """Returns the answers that are kept in another rank's trace.
 
     Args:
         trace: the rank's trace.
@@ -43,7 +43,7 @@ class GivenAnswers:
         self._answers = trace.answers
 
     def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
-        """Put the rank's answer into the tensors; False: it is not known, or has another size."""
+        """Put the rank's answer into the tensors; False if the answer is not known, or has another size."""
         found = self._answers.get(key)
         if found is None or [len(data) for data in found] != [each.nbytes for each in outputs]:
             return False

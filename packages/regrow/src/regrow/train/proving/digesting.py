@@ -14,7 +14,7 @@ _BLOCKS = 64
 
 
 def digest_tensor(tensor: torch.Tensor) -> int:
-    """Digest of the local part of a tensor, its shape and dtype; of a large one some blocks, the same on all ranks."""
+    """Digest of a tensor's local part, shape and dtype; of a large one only some blocks, the same on all ranks."""
     here = local(tensor).detach()
     total = xxhash.xxh3_64(f"{here.dtype}|{tuple(here.shape)}|{here.layout}\n".encode())
     if here.is_sparse:
@@ -49,7 +49,7 @@ def digest_text(text: str) -> int:
 
 
 def digest_array(array: np.ndarray) -> int:
-    """Digest of a plain array's values; of an array of objects, of its `repr`."""
+    """Digest of a plain array's values; for an array of objects, of its `repr`."""
     if array.dtype.hasobject:
         return digest_text(repr(array)[:10_000])
     return digest_text(f"{array.dtype}|{array.shape}|") ^ digest_bytes(np.ascontiguousarray(array).tobytes())

@@ -42,7 +42,7 @@ def hooks(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, SeenA
 
 
 def look(value: object) -> SeenAround | None:
-    """Digest of an object written in C, by its own methods; None: it is none of the known kinds."""
+    """Digest of an object written in C, by its own methods; None if the object is of no known kind."""
     if isinstance(value, contextvars.ContextVar):
         return SeenAround(digest_text(repr(value.get(None))), "context", repr(value.get(None))[:_SHORT])
     if isinstance(value, sqlite3.Connection):

@@ -1,4 +1,4 @@
-"""The reason in words why a newcomer differs from a rank: the first difference, and its likely cause in the script.
+"""Explains why a newcomer differs from a rank: names the first difference, and its likely cause in the script.
 
 Pure.
 """

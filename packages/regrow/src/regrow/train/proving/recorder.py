@@ -1,4 +1,4 @@
-"""Recording of all that a body computes, in order, while it runs; the same code for the rank and for its shadow."""
+"""Records all that a body computes, in order, while it runs; the rank and its shadow use the same code."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ class Answers(Protocol):
 
 
 class Recorder:
-    """Records one body, from any thread.
+    """Records one body. May be called from any thread.
 
     Args:
         trace: the trace that is filled.
@@ -58,13 +58,13 @@ class Recorder:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._forward_foreign = self._any_foreign = False
-        """`_any_foreign`: an answer is not the rank's. `_forward_foreign`: one that is no gradients' reduction."""
+        """`_any_foreign`: some answer was not the rank's. `_forward_foreign`: some answer in a forward pass was not."""
         self._hooks: list[Any] = []
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def record(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        """As `Tape.record`. Raises `GenerationHalted` if the body is to be given up."""
+        """Record a collective: see `Tape.record`. Raises `GenerationHalted` if the body is to be given up."""
         if self.paused:
             return None
         if self._over():
@@ -95,7 +95,7 @@ class Recorder:
         return done
 
     def batch(self, batch: object, what: str = "the batch") -> None:
-        """Note the input of the body."""
+        """Record the input of the body."""
         for path, value in _leaves(batch, what):
             if isinstance(value, torch.Tensor):
                 self._note(Computation.BATCH, path, partial(digest_tensor, value), path)
@@ -105,7 +105,7 @@ class Recorder:
                 self._note(Computation.BATCH, path, partial(digest_text, repr(value)), path, repr(value)[:60])
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The script has logged these numbers."""
+        """Record numbers that the script has logged."""
         for name, value in numbers.items():
             number = float(value.detach() if isinstance(value, torch.Tensor) else value)
             digest, label = partial(digest_text, number.hex()), f"`{name}` that the step logs"

@@ -47,7 +47,7 @@ class ShadowedLoop(StepOwner, Protocol):
     """The loop whose steps are recorded, or shadow those of another rank."""
 
     def substitute(self, step: Step | None) -> None:
-        """Set the step that the script runs instead of one of this worker's own; None: that is over."""
+        """Set the step that the script runs instead of this worker's own; None when that is over."""
 
     def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
         """Go to the next iteration of the loop without the code after the step's body."""
@@ -57,7 +57,7 @@ class ShadowedLoop(StepOwner, Protocol):
 
 
 class _Ran(NamedTuple):
-    """Result of one step in a rank's shadow."""
+    """Result of one step that a newcomer ran as a rank's shadow."""
 
     step: StepNo
     rank: Trace
@@ -67,11 +67,11 @@ class _Ran(NamedTuple):
 
 
 class Shadow:
-    """Proofs in one loop.
+    """Runs the proofs of one loop, and records steps for those of newcomers.
 
     Args:
         loop: the loop that runs the steps.
-        context: the loop's.
+        context: context of the loop.
     """
 
     def __init__(self, loop: ShadowedLoop, context: LoopContext) -> None:
@@ -88,7 +88,7 @@ class Shadow:
     # --- both ----------------------------------------------------------------------------------------------------
 
     def enters(self) -> None:
-        """Called when the script enters a body."""
+        """Begin to record a body, which the script enters, if its step is recorded."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
@@ -111,12 +111,12 @@ class Shadow:
                 yield from ((name or "the model", each) for name, each in unwrapped(thing).named_modules())
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The body has logged these numbers."""
+        """Record numbers that the body has logged."""
         if self._recorder is not None:
             self._recorder.logged(numbers)
 
     def read(self, batch: object, what: str) -> None:
-        """The body has read this micro-batch itself."""
+        """Record a micro-batch that the body has read itself."""
         if self._recorder is not None:
             self._recorder.batch(batch, what)
 
@@ -133,7 +133,7 @@ class Shadow:
                 recorder.paused = False
 
     def left(self, error: BaseException | None) -> None:
-        """Called when the script has left the body."""
+        """End the record of a body, which the script has left."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
@@ -171,7 +171,7 @@ class Shadow:
         self._spent = time.monotonic() - since
 
     def ends(self, *, well: bool) -> None:
-        """Called after a step of this worker's own; `well`: it was committed here."""
+        """Publish the record of this worker's own step, or that it was given up, if it was not committed (`well`)."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None or self._proving:
             return
@@ -199,7 +199,7 @@ class Shadow:
             yield from self._proof(order)
 
     def cannot(self) -> str:
-        """Reason for people why nothing can be compared here; empty: it can."""
+        """Reason for people why nothing can be compared here; empty if it can."""
         if self._context.regroups:
             return "the objects that it builds with session.on_regroup connect ranks, and a shadow is not a rank"
         if self._context.worker.reads_once:
@@ -213,7 +213,7 @@ class Shadow:
         return ""
 
     def _proof(self, order: ProveReplacement) -> Iterator[Step]:
-        """Run a proof, and repeat it if something differs: only what differs twice counts against newcomers."""
+        """Run a proof, and repeat it if something differs: only a difference found twice counts against newcomers."""
         first = yield from self._attempt(order, PLAIN)
         if first is None:
             return
@@ -254,7 +254,7 @@ class Shadow:
             self._recorder, self._proving, self._error = None, False, None
             self._loop.substitute(None)
             variables.put_back(before)
-            # A body that was cut off has left gradients, to which the next would add, and its scaler's stage.
+            # A body that was cut off has left gradients, to which the next body would add, and its scaler in mid-step.
             give_gradients(state.parameters(), gradients)
             grad_scalers.begin_anew(self._context.objects)
         return ran
@@ -297,7 +297,7 @@ class Shadow:
 
     @contextmanager
     def _in_place(self, proofs: ProofParty, order: ProveReplacement) -> Iterator[None]:
-        """Context in which this worker has that rank, with collectives that are answered locally."""
+        """Context in which this worker has the rank of the order, with collectives that are answered locally."""
         try:
             with proofs.in_place(order), self._context.worker.echo():
                 self._context.follow_place()
@@ -315,7 +315,7 @@ class Shadow:
         return "" if error is None else f"its body raises {type(error).__name__}: {error}"
 
     def shadowed(self, step: Step, error: BaseException | None, innermost: FrameType) -> bool:
-        """Called after the body of a step in another rank's shadow; True if its exception is absorbed."""
+        """End a body that ran as another rank's shadow, and skip the code after it; True if its error is absorbed."""
         self.left(error)
         self._error = error
         if error is not None and not isinstance(error, Exception):
@@ -355,7 +355,7 @@ class Shadow:
 
 
 def _not_comparable(ran: _Ran) -> str:
-    """Reason why a difference says nothing about newcomers; empty: it does."""
+    """Reason why a difference does not count against newcomers; empty if it counts."""
     if ran.rank.threads != ran.newcomer.threads:
         return (
             f"the rank computes with {ran.rank.threads} threads and a newcomer with {ran.newcomer.threads}: "

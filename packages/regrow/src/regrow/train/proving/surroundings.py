@@ -1,6 +1,6 @@
-"""Unprotected state of a script, by the place where it is kept: counters, caches, clocks, generators, settings.
+"""Finds unprotected state of a script, by the place where it is: counters, caches, clocks, generators, settings.
 
-If a newcomer computes something else than a rank, a difference in this state is the likely cause. The search covers
+If a newcomer computes something other than a rank, a difference in this state is the likely cause. The search covers
 the places where a script can keep it: variables of its running functions and modules, all they hold, the environment.
 """
 
@@ -86,7 +86,7 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None))
 
 
 def _entry(value: object) -> SeenAround | None:
-    """Digest of a value itself; None: the value is only a holder of others."""
+    """Digest of a value itself; None if the value only holds others."""
     try:
         return _look(value)
     except Exception:  # noqa: BLE001  a script's objects may raise anything when they are looked at

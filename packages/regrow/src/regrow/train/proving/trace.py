@@ -1,4 +1,4 @@
-"""Record of one rank's computation of a step, in order, and the first difference between two of them. Pure."""
+"""Record of one rank's computation of a step, in order, and the first difference between two records. Pure."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -9,7 +9,7 @@ from regrow.core.ids import Seconds, StepNo
 
 
 class Computation(StrEnum):
-    """Kind of computation that an entry records."""
+    """Kind of a computation that a trace records."""
 
     BATCH = "batch"
     OUTPUT = "output"
@@ -24,8 +24,8 @@ class Computation(StrEnum):
 class Computed(msgspec.Struct, frozen=True, array_like=True):
     """Digest of a value that a rank has computed.
 
-    `key`: matches entries of two traces. `label`: name for people; `text`: the value if it is short. `free`: it depends
-    on no answer of a collective that was not kept by value. `backward`: it comes from the reduction of gradients.
+    `key`: equal for the same value in two traces. `label`: name for people; `text`: the value if it is short. `free`:
+    True if all answers that it depends on were kept by value. `backward`: it comes from the reduction of gradients.
     """
 
     kind: Computation
@@ -62,7 +62,7 @@ class Trace(msgspec.Struct):
     held: Seconds = 0.0
     threads: int = 0
     failed: str = ""
-    """Reason why the trace is incomplete; empty: it is complete."""
+    """Reason why the trace is incomplete; empty if it is complete."""
 
 
 class Difference(msgspec.Struct, frozen=True):

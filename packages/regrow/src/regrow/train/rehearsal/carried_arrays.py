@@ -1,4 +1,4 @@
-"""Unprotected arrays that bodies pass on to the next body, in scripts with environments.
+"""Finds unprotected arrays that bodies pass on to the next body, in scripts with environments.
 
 Examples are an observation in a variable, and an unprotected replay buffer: a step that runs again would begin with the
 values that its first attempt left, and a newcomer with those that its script has built.

@@ -1,4 +1,4 @@
-"""A part of a script that has no effect: collectives are answered locally, and its changes are undone."""
+"""Runs a part of a script without effect: collectives are answered locally, and its changes are undone."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Environments of reinforcement learning, of any class, and all that their steps change, including their generators.
+"""Recognizes environments of reinforcement learning, and finds all that their steps change, generators included.
 
 An environment has `reset`, and a `step` with an argument (an action); early stoppers may look the same, and matter as
 much. All that it holds is looked at, even in objects of a library, since a vector of environments holds the script's
@@ -45,12 +45,12 @@ def is_generator_state(thing: object) -> bool:
 
 
 def look(environment: object) -> dict[str, object]:
-    """A token for all that an environment holds, by path."""
+    """A token for each object that an environment holds, by path."""
     return dict(_tokens(environment))
 
 
 def difference(before: dict[str, object], after: dict[str, object]) -> str:
-    """Path of something that has changed, except readings of a clock; empty: nothing."""
+    """Path of a part that has changed, except readings of a clock; empty if there is none."""
     for path in [*after, *before]:
         one, other = before.get(path, _ABSENT), after.get(path, _ABSENT)
         if one != other and not (_is_clock(one) or _is_clock(other)):

@@ -1,4 +1,4 @@
-"""Iterators that a script keeps for itself: the position of each, to find out if an item was taken from it.
+"""Finds out if an item was taken from an iterator that a script keeps for itself.
 
 Python does not show the position of an iterator. So the objects that it holds are compared by identity: the variables
 of a generator, the attributes of an object, the iterators within it. Taking an item binds one of them anew.

@@ -1,4 +1,4 @@
-"""Gradients that a body leaves without an update: a script that gathers them over steps loses them in a fault."""
+"""Finds gradients that a body leaves without an update: a script that gathers them over steps loses them in a fault."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -50,7 +50,7 @@ class Leftovers:
 
 
 class GatheredGradients:
-    """The same check in the first steps, since `if step % n == 0` makes an update in the very first body.
+    """Detects gathered gradients in the first steps too, since `if step % n == 0` updates in the very first body.
 
     Those steps are committed, so a finding is reported, not refused. Gradients keep their values here: their versions
     show that a body adds to one that was left. None is kept alive, so that a body that drops them frees their memory.
@@ -90,7 +90,7 @@ def _has_gradient(parameter: torch.Tensor) -> bool:
 
 
 def _mark(gradient: torch.Tensor) -> float:
-    """Number large enough to absorb any gradient that is added to it."""
+    """A number so large that a gradient added to it does not change it."""
     return torch.finfo(gradient.dtype).max / 4
 
 

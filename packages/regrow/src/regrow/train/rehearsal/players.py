@@ -1,4 +1,4 @@
-"""Objects that certainly are environments with observations: early stoppers have `reset` and `step` too."""
+"""Finds objects that certainly are environments with observations: early stoppers have `reset` and `step` too."""
 
 import ast
 import dis
@@ -35,19 +35,19 @@ class Players:
         return self._of_libraries or bool(self._looks)
 
     def played(self) -> bool:
-        """True if the body has stepped one of them; always True if one is a library's, which may not show it."""
+        """True if the body has stepped one of them, or if one is a library's, which may not show that."""
         return self._of_libraries or any(
             environments.difference(look, environments.look(each)) for each, look in self._looks
         )
 
 
 def shows(thing: object) -> bool:
-    """True for an environment whose `reset` returns something else than itself, None or a bool."""
+    """True for an environment whose `reset` returns something other than itself, None or a bool."""
     return environments.is_environment(thing) and any(each is not None for each in _ends_of_reset(thing))
 
 
 def _ends_of_reset(thing: object) -> Iterable[str | None]:
-    """For each `return` of `reset`: the returned attribute's name; empty: another value; None: no observation."""
+    """For each `return` of `reset`: the returned attribute's name, "" for another value, None for no observation."""
     code = getattr(inspect.unwrap(type(thing).reset), "__code__", None)  # type: ignore[attr-defined]
     if code is None:
         return [""]
@@ -81,7 +81,7 @@ _SOME = object()
 
 
 def _whose_reset_is_used(frame: FrameType) -> Iterator[object]:
-    """Objects for which the script of a frame uses the return value of `reset`, unlike that of early stoppers."""
+    """Objects for which a frame's script uses the return value of `reset`, as it would not for an early stopper."""
     tree = parsed(frame)
     if tree is None:
         return

@@ -33,7 +33,7 @@ class Rehearsal:
 
     Args:
         owner: the runner of the steps.
-        context: the loop's.
+        context: context of the loop.
     """
 
     def __init__(self, owner: StepOwner, context: LoopContext) -> None:
@@ -43,7 +43,7 @@ class Rehearsal:
         self._seeded: set[str] = set()
         self._gathering, self._steps = GatheredGradients(), 0
         self.step: Step | None = None
-        """The step that is being rehearsed."""
+        """The step that is being rehearsed; None at other times."""
 
     def run(self, *steps: object) -> Iterator[Step]:
         """Yield the steps to be rehearsed, which have no effect. Raises `UsageError` for a script that cannot recover.
@@ -65,7 +65,7 @@ class Rehearsal:
             worker.note_of_script(too_large)
 
     def prove_loader(self) -> None:
-        """Prepare the loader for step 0, after the rehearsal and its changes were undone.
+        """Prepare the loader for step 0, after the rehearsal, whose changes were undone.
 
         Raises `UsageError` if the loader now gives another batch for that step.
         """
@@ -102,7 +102,7 @@ class Rehearsal:
             variables.places.untouched.rehearsed(refuses=worker.holds_initial_state)
 
     def replayed(self, echoing: contextlib.ExitStack) -> Step | None:
-        """For a newcomer: the last committed step, if the others are in a function after it; else None.
+        """Step that a newcomer must run again: the last committed one, if others are in a function after it; else None.
 
         Args:
             echoing: entered with a context in which collectives are answered locally.
@@ -116,7 +116,7 @@ class Rehearsal:
         return Step(self._owner, before, self._context.data().batch(before), rehearsal=True, replay=True)
 
     def asked(self) -> None:
-        """Called when the script requests a step: remember its plain variables for the step."""
+        """Called when the script requests a step: follow its plain variables for that step."""
         if not self._context.worker.rehearses:
             return
         variables = self._context.protected().variables
@@ -142,7 +142,7 @@ class Rehearsal:
             )
 
     def left(self) -> None:
-        """Called after the rehearsed body. Raises `UsageError` if it used unprotected generators or iterators."""
+        """Check the rehearsed body at its end. Raises `UsageError` if it used unprotected generators or iterators."""
         if self._unprotected is not None:
             self._unprotected.refuse_drawn()
             self._seeded |= self._unprotected.seeded
@@ -150,7 +150,7 @@ class Rehearsal:
                 self._unprotected.refuse_taken()
 
     def ended(self) -> None:
-        """Called after the body of a step.
+        """Check the body of a step at its end.
 
         Raises `UsageError` if it has drawn, without seeding, from a generator that the rehearsed body had seeded.
         """
@@ -158,7 +158,7 @@ class Rehearsal:
             self._unprotected.refuse_unseeded(self._seeded)
 
     def iterated(self, step: Step) -> None:
-        """Called when the script requests the step after `step`.
+        """Check the iteration of `step`, as the script requests the next step.
 
         Raises `UsageError` if it has not entered `step`, or has changed unprotected objects.
         """
@@ -206,7 +206,7 @@ class Rehearsal:
 
 
 def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM) -> str:
-    """Explain which Python state is too large for the one message in which a newcomer receives it; empty: none is."""
+    """Explain which Python state is too large for the one message in which a newcomer receives it; empty if none is."""
     python = state.canonical()[0].python
     if len(python) <= most:
         return ""
@@ -220,7 +220,7 @@ def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM)
 
 
 def check_update(worker: Participation, state: ProtectedState) -> None:
-    """Called after a body. Raises `UsageError` if it has changed parameters without a protected optimizer."""
+    """Check a body at its end. Raises `UsageError` if it changed parameters without a protected optimizer."""
     if worker.rehearsed():
         return
     if state.parameters_changed():

@@ -1,4 +1,4 @@
-"""Random generators that a body seeds before it draws from them: their former state does not affect its numbers."""
+"""Finds random generators that a body seeds before it draws: their earlier state does not affect the body's numbers."""
 
 import random
 import sys
@@ -12,7 +12,7 @@ from regrow.train.attributes.kept_values import Generator, position
 
 
 class Seeding:
-    """Finds out which of a script's generators are seeded before anything is drawn from them.
+    """Finds the generators of a script that are seeded before anything is drawn from them.
 
     Meanwhile it uses Python's profile function of this thread; if the script has set one, nothing is found. Nothing is
     found of numpy's generators either, as their calls are not reported to a profile function.

@@ -1,4 +1,4 @@
-"""Unprotected objects that a loop's body changes: averages, scalers, schedulers, random generators, iterators.
+"""Finds unprotected objects that a body changes: averages, scalers, schedulers, random generators, iterators.
 
 The search covers the places where a script can keep them: the variables of its running functions, and the objects and
 containers in these.
@@ -34,7 +34,7 @@ from regrow.train.worker.updates import token
 _DEEP = 3
 _WIDE = 256
 _AT_MOST = 5_000
-"""Largest number of objects that are looked at, and of parts of a nested state."""
+"""Largest number of objects that are searched, and of parts of a nested state."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 _SAMPLED = 16
 """Elements of a tensor that show if it was written: writes by `.data` do not count versions."""
@@ -108,7 +108,7 @@ class Unprotected:
         self._seeding.stop()
 
     def refuse_changed(self) -> None:
-        """Raise `UsageError` if something has changed, except random generators."""
+        """Raise `UsageError` if an unprotected object has changed that is not a random generator."""
         if self._arrays is not None and self._players.played():
             self._refuse_environments()
             self._arrays.refuse_changed()
@@ -118,7 +118,7 @@ class Unprotected:
         self._refuse_environments()
 
     def refuse_drawn(self) -> None:
-        """Raise `UsageError` if the body has drawn from a generator that it had not seeded before."""
+        """Raise `UsageError` if the body has drawn from a generator without seeding it first."""
         self.stop()
         for name, thing in self._things.items():
             if isinstance(thing, Generator) and self._seeding.seeded(thing):
@@ -306,7 +306,7 @@ def reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
             seen.add(id(thing))
             if id(thing) not in _OWN_GENERATORS:
                 yield name, thing
-            with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+            with contextlib.suppress(Exception):  # odd objects run code, and may raise, when they are inspected
                 around += [*_held(name, thing)]
         near = around
 
@@ -320,7 +320,7 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
         return [(f"{name}[{at}]", each) for at, each in enumerate(thing)]
     if not is_scripts(type(thing)):
         return ()
-    # The parts of a module are looked at with it.
+    # A module's parts are compared with it.
     plain = list(vars(thing).items()) if hasattr(thing, "__dict__") else []
     shown = [each for each in plain if each[0] not in _OF_MODULES]
     return [(f"{name}.{key}", each) for key, each in (*shown, *slot_values(thing).items())]

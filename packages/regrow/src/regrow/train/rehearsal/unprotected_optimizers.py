@@ -1,4 +1,4 @@
-"""Refusal of optimizers that step in a body, or in a training with its own loop, without being protected."""
+"""Refuses optimizers that step in a body, or in a training with its own loop, without being protected."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,4 @@
-"""The `for` loop of a script that requests steps, found by the instruction that requests one."""
+"""Finds the `for` loop of a script that requests steps, by the instruction that requests one."""
 
 import ast
 import dis
@@ -21,7 +21,7 @@ class Asking(NamedTuple):
 def asking_frame(frame: FrameType | None) -> FrameType | None:
     """The frame that requests a step: `frame`, or the caller of libraries' generators that pass steps on.
 
-    None: a generator of the script requests it, which may give its loop something made from the step.
+    None if a generator of the script requests it, which may give its loop something made from the step.
     """
     while frame is not None and frame.f_code.co_flags & _GENERATORS:
         frame = None if is_script(frame.f_code.co_filename) else frame.f_back

@@ -27,7 +27,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.
 
 
 class _Large(NamedTuple):
-    """Stands for a tensor that would take memory."""
+    """Placeholder for a tensor that is too large to be kept."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -38,11 +38,11 @@ class _Large(NamedTuple):
 
 
 class _NotKept(Exception):
-    """A value that is not kept."""
+    """Raised for a value that is not kept."""
 
 
 class BodyBindings:
-    """The variables that bodies bind, by the code with the `with`. `writes`: regrow may bind them again."""
+    """Keeps the variables that bodies bind, by the code that enters the steps. `writes`: regrow may bind them again."""
 
     def __init__(self, *, writes: bool = True) -> None:
         self._writes = writes
@@ -51,13 +51,13 @@ class BodyBindings:
         self._code: CodeType | None = None
 
     def enters(self, frame: FrameType) -> None:
-        """The body of a step begins in this frame."""
+        """Note the variables that exist as the body of a step begins in this frame."""
         self._code, self._before = frame.f_code, set(Namespace("body", frame).read())
 
     def leaves(self, frame: FrameType, *, whole: bool) -> None:
-        """The body has ended; `whole`: it reached its end, and was not cut off."""
+        """Keep copies of the variables that a `whole` body has bound; bind them again after a body that was cut off."""
         if frame.f_code is not self._code:
-            return  # not the script itself entered the step, but an `ExitStack` for example
+            return  # for example, an `ExitStack` entered the step, not the script itself
         space = Namespace("body", frame)
         now = space.read()
         if not self._writes:

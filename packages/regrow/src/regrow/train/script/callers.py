@@ -1,4 +1,4 @@
-"""Callers of the steps: the script's frames, iterators that count the steps, loops around the loop."""
+"""Finds the callers of the steps: the script's frames, iterators that count the steps, loops around the loop."""
 
 import dis
 import gc
@@ -23,7 +23,7 @@ _COUNT: dict[type, str] = {
 READ_AHEAD = frozenset({_COUNT[itertools.groupby], _COUNT[itertools.pairwise]})
 """Iterators that request the next step before the script has run the code after the last one."""
 _PASS_ON: tuple[type, ...] = (
-    tuple,  # zip and chain hold their iterators in one
+    tuple,  # zip and chain hold their iterators in an iterator
     map,
     filter,
     itertools.chain,
@@ -54,7 +54,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def counted_by(*steps: object) -> str:
-    """Name the iterator that counts items of these, one of which is running now; empty: none is known.
+    """Name an iterator that counts the items of `steps`, of which one is running now; empty if none is known.
 
     Such a counter counts a rehearsal like a step, and a newcomer's begins at 0 in the middle of the training.
     """

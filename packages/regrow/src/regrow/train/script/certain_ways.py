@@ -1,4 +1,4 @@
-"""Statements, calls and iterations that a script certainly reaches, by its text and the present values.
+"""Finds statements, calls and iterations that a script certainly reaches, by its text and the present values.
 
 In doubt the answer is "not certain", since callers refuse a script for what is certain.
 """
@@ -45,7 +45,7 @@ def is_always_reached(block: Iterable[ast.stmt], line: int) -> bool:
 
 
 def may_end(statement: ast.stmt, behind: int = 0) -> bool:
-    """True if the code after a statement may not be reached: it returns, raises, leaves a loop, or ends the process.
+    """True if a statement may keep the code after it from running: by a return, an error, a jump, or the process's end.
 
     Args:
         behind: if the statement is no loop, only its parts from this line on count.
@@ -113,7 +113,7 @@ def is_tried(block: ast.AST, line: int) -> bool:
 
 
 def calling(names: Iterable[str], trees: Iterable[ast.Module], *, without: Collection[str]) -> set[str]:
-    """These names, and those of functions in these texts that call one of them, directly or indirectly.
+    """`names`, and the names of functions in these texts that call one of them, directly or indirectly.
 
     Functions whose names are in `without` are ignored.
     """

@@ -28,9 +28,9 @@ COLLECTIVES = frozenset(
     }
 )
 _MOST_SEARCHED = 16_000_000
-"""Characters of the script's files that are searched for names; the rest of a larger program is ignored."""
+"""Most characters of the script's files that are searched for names; the rest of a larger program is ignored."""
 _MOST_PARSED = 1_000_000
-"""Characters of files with such a name that are parsed, which takes some 1.5 s."""
+"""Most characters of files with such a name that are parsed, which takes some 1.5 s."""
 
 _WORDS = re.compile(r"\w+").findall
 _LEAVES = (ast.Constant, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
@@ -91,7 +91,7 @@ def _within(most: int, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _read(text: str, uses: Uses) -> None:
-    """Add the names to which those in a text lead."""
+    """Add a text's names to `uses`, each with the names to which it leads."""
     tree = tree_of(text)
     ahead: list[tuple[ast.AST, tuple[set[str], ...]]] = [] if tree is None else [(tree, ())]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls

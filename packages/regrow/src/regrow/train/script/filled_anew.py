@@ -1,4 +1,4 @@
-"""Variables above a loop whose old contents no body reads: lists it only adds to, arrays that it fills first."""
+"""Finds variables above a loop whose old contents no body reads: lists it only adds to, arrays that it fills first."""
 
 import ast
 import types

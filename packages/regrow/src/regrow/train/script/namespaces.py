@@ -1,4 +1,4 @@
-"""The variables of running functions and of modules, read and written from outside."""
+"""Reads and writes the variables of running functions and of modules."""
 
 import inspect
 import signal
@@ -12,7 +12,7 @@ from regrow.core.process.rewriting import WRITES_THROUGH, bind
 _FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OURS = 4
-"""References to the copy in `f_locals`: the frame's, two here, the counter's. More: the script called `locals()`."""
+"""References to the copy in `f_locals`: the frame's, two here, the counter's. If more: `locals()` was called."""
 
 
 def is_fast(frame: FrameType) -> bool:

@@ -1,4 +1,4 @@
-"""Skipping to the next iteration of a script's loop, as if the script had `continue` after the step's body.
+"""Skips to the next iteration of a script's loop, as if the script had `continue` after the step's body.
 
 If a loop may be left by code after its step's body, that code must not run if the step was not committed: the loop
 would be left a step too early, and the script cannot be brought back into it.
@@ -90,7 +90,7 @@ class LoopIterations(Generic[S]):
             )
 
     def _take(self, step: S) -> bool:
-        """Give the script's step object the next step; False: there is no further iteration."""
+        """Give the script's step object the next step; False if there is no further iteration."""
         asked, steps = self._asked, self._walks[0]() if self._walks else None
         following = next(steps, None) if steps is not None else None
         self._asked = asked
@@ -104,7 +104,7 @@ class LoopIterations(Generic[S]):
 def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False, guarded: bool = False) -> Turn | None:
     """The present iteration of the requesting `for` loop, if the loop may be left after the running statement.
 
-    None: it cannot be left there by its text, or the text cannot be read.
+    None if it cannot be left there by its text, or the text cannot be read.
 
     Args:
         asked: place of the request.

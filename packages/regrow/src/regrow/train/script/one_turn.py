@@ -1,4 +1,4 @@
-"""Loops of one iteration, as proven by their source and the values of its names: `for epoch in range(1)`."""
+"""Recognizes loops of one iteration by their source and the values of its names: `for epoch in range(1)`."""
 
 import argparse
 import ast

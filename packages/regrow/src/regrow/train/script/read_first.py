@@ -1,4 +1,4 @@
-"""Names that a loop's body may read before it writes them, by its text: they carry values between iterations."""
+"""Finds names that a loop's body may read before it writes them, by its text: they carry values between iterations."""
 
 import ast
 import contextlib
@@ -17,7 +17,7 @@ class BodyReads(NamedTuple):
 
     `first`: may be read before they are written. `harmless`: no body reads contents that another body has left.
     `added_to`: the harmless containers to which bodies only add.
-    `written`: some iteration may write them; `certain`: each does. `outside`: are read elsewhere in the file.
+    `written`: some iteration may write them. `certain`: each writes them. `outside`: are read elsewhere in the file.
     """
 
     first: set[str]
@@ -31,7 +31,7 @@ class BodyReads(NamedTuple):
 def read_first(frame: FrameType) -> BodyReads | None:
     """Names in the loop at this frame's present line, or in the loop of epochs around that loop.
 
-    None: there is no such loop, or its text cannot be read.
+    None if there is no such loop, or its text cannot be read.
     """
     tree = parsed(frame)
     if tree is None:
@@ -66,7 +66,7 @@ def read_first(frame: FrameType) -> BodyReads | None:
 
 
 def loop_read(frames: Iterable[FrameType]) -> tuple[FrameType, BodyReads] | None:
-    """The innermost of these frames that iterates over steps in a loop whose text is known, with the loop's names."""
+    """The innermost frame that iterates over steps in a loop with a known text, and the names of that loop."""
     with contextlib.suppress(RecursionError):  # raised for a text that is nested too deeply
         for frame in frames:
             if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:

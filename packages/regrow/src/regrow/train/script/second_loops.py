@@ -1,4 +1,4 @@
-"""Detection of a script's second training before the first begins: by loops, maps, searches, later statements.
+"""Detects a script's second training before the first begins: by loops, maps, searches, later statements.
 
 A job has one training, since a replaced rank could not reach the second. Only a second one that is certain by the text
 and the present values is refused here; the begin of a second training is an error in any case.
@@ -41,7 +41,7 @@ _MAY_END = ("timeout", "callbacks", "callback", "early_stop_fn", "loss_threshold
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
 _MOST_TEXT = 4_000_000
-"""Characters of a script and its modules, some 100,000 lines: of a longer script nothing counts as certain."""
+"""Most characters of a script and its modules, some 100,000 lines: in a longer one nothing counts as certain."""
 
 
 def refuse_second_loop(frames: list[FrameType], session: object) -> None:
@@ -56,7 +56,7 @@ def refuse_second_loop(frames: list[FrameType], session: object) -> None:
 
 
 def second_loop(frames: list[FrameType], session: object) -> str:
-    """Place and form of a second training, in words for people; empty: none is found, or it is not certain.
+    """Place and form of a second training, in words for people; empty if none is found, or it is not certain.
 
     Args:
         frames: frames of the script, innermost first; the first of them begins a training.
@@ -75,7 +75,7 @@ def second_loop(frames: list[FrameType], session: object) -> str:
 
 def _certain_second(frames: list[FrameType], session: object) -> str:
     names = frozenset(name for frame in frames for name, value in _variables(frame).items() if value is session)
-    certain = True  # each call of the function called here trains
+    certain = True  # each call of the called function trains
     passed: list[ast.AST] = []
     for at, frame in enumerate(frames):
         tree = _tree(frame)
@@ -103,7 +103,7 @@ def _certain_second(frames: list[FrameType], session: object) -> str:
 
 
 def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: frozenset[str] = EXITS) -> bool:
-    """True if these parts call one of `ends`, or, directly or not, a function of the script that does; by names.
+    """True if these parts, by the names that they call, lead to one of `ends`, also through the script's functions.
 
     If the frame with index `at`, or one around it, may catch an error, raising counts too. Functions that are running
     do not count, since the code that they still run is among the parts.
@@ -160,7 +160,7 @@ def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, fram
 
 
 def _called_by(caller: FrameType, called: FrameType) -> str:
-    """Name of a function that repeatedly calls its argument, between two frames of the script; empty: none."""
+    """Name of a function that repeatedly calls its argument, between two frames of the script; empty without one."""
     between = called.f_back
     while between is not None and between is not caller:
         package = str(between.f_globals.get("__name__", "")).partition(".")[0]
@@ -172,7 +172,7 @@ def _called_by(caller: FrameType, called: FrameType) -> str:
 
 
 def _mapped_at(frame: FrameType) -> str:
-    """Name of a `map` over several values, consumed whole in the expression that this frame evaluates; empty: none."""
+    """Name of a `map` over several values that this frame's present expression consumes whole; empty without one."""
     there = _variables(frame)
     for call in _calls_at(frame):
         match call:
@@ -239,7 +239,7 @@ def _scope(tree: ast.Module, code: CodeType) -> ast.Module | ast.FunctionDef:
 def _ahead(block: list[ast.stmt], line: int) -> tuple[list[ast.stmt], bool] | None:
     """Statements of a block after this line that are certainly reached, and True if its end may not be reached.
 
-    None: the line is not in the block.
+    None if the line is not in the block.
     """
     for at, statement in enumerate(block):
         if not statement.lineno <= line <= last_line(statement):

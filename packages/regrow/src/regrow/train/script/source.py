@@ -1,4 +1,4 @@
-"""The source text of the running script, as far as it can be read."""
+"""Reads the source text of the running script, as far as that is possible."""
 
 import ast
 import functools
@@ -28,7 +28,7 @@ def is_script(file: str) -> bool:
 
 
 def is_scripts(thing: type | ModuleType) -> bool:
-    """True for a class, or a module, of the script's own."""
+    """True for a class or module that is the script's own."""
     name = "" if isinstance(thing, ModuleType) else thing.__module__
     module = thing if isinstance(thing, ModuleType) else sys.modules.get(name)
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # without its `__getattr__`
@@ -41,7 +41,7 @@ def modules_of_script() -> list[ModuleType]:
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:
-    """A file's text as it was when it was first read: later edits of the file are not what runs.
+    """A file's text as it was when it was first read, since later edits of the file do not run.
 
     Args:
         file: the file's name.

@@ -1,4 +1,4 @@
-"""Observed changes of the protected state: the moments of a step, and the parts of the state that each changes.
+"""Records which parts of the protected state change at which moments of a step.
 
 begin(n) → early part, before the first update → update → late part → commit → between → begin(n + 1). The update and
 the late part may change anything. State that changes in the early part, in a restartable function or between two steps
@@ -44,5 +44,5 @@ class Habits:
 
 
 def changed(before: Look, after: Look) -> list[str]:
-    """Names in both looks whose digests differ."""
+    """Names in both looks whose tokens differ."""
     return [name for name, token in after.items() if name in before and before[name] != token]

@@ -32,14 +32,14 @@ class RememberedState(Protocol):
     habits: Habits
 
     def moment(self) -> Moment:
-        """Memory for another moment to go back to; forgotten when the state is replaced."""
+        """Memory for another moment, to which the state can go back; forgotten when the state is replaced."""
 
     def dismiss(self, moment: Moment) -> None:
         """Drop a moment that is not needed any more."""
 
 
 class Between:
-    """The time between two steps.
+    """Handles protected state in the time between two steps.
 
     Args:
         state: the protected state.
@@ -55,12 +55,12 @@ class Between:
         self._attributes: dict[Place, object] | None = None
         self._over = self._passing = False
         self._before: Look | None = None
-        """Look at the state when this time began, while the changes in it are still to be learnt."""
+        """State at the commit, while changes after commits are still to be learnt."""
         self.serves_commits = False
-        """True if newcomers may have to run this time's code from its start: the script has restartable functions."""
+        """True if newcomers may have to run all code after the commit: the script has restartable functions."""
 
     def committed(self, step: StepNo) -> None:
-        """Begin after a commit: the state is at `step`, and the code that follows counts."""
+        """Begin after a commit: the state is at `step`, and the code that follows has effect."""
         self._mark.forget()
         self._committed_at = step
         closely = self._steps < _LEARNT_AFTER
@@ -73,7 +73,7 @@ class Between:
         self._closely = closely
 
     def after_last_step(self, step: StepNo) -> None:
-        """Begin after the last step: the state is at `step`, and all code that follows counts."""
+        """Begin after the last step: the state is at `step`, and all code that follows has effect."""
         if self._passing and self._commit.taken:
             self._commit.put_back()
         if self._mark.taken:
@@ -84,7 +84,7 @@ class Between:
         self._commit.take(self._looker.large() if closely else self._known() | self._looker.likely())
 
     def passes_by(self, step: StepNo) -> None:
-        """As `after_last_step`, while the script still runs code that all others have run: its changes are put back."""
+        """As `after_last_step`, for code that all others have run already: its changes are put back."""
         self.after_last_step(step)
         self._passing = True
 
@@ -98,21 +98,21 @@ class Between:
         self._attributes = self._state.modes.attributes()
 
     def resumed(self, step: StepNo) -> None:
-        """Called in a new generation at `step`: code that the script still runs counts, as all ranks run it."""
+        """Called in a new generation at `step`: the code that the script still runs has effect, as all ranks run it."""
         if self._committed_at != step or not self._commit.taken:
             self.committed(step)
 
     def effects_included(self) -> None:
-        """Note that the state includes the effects of this time's code: changes by the script's run are put back."""
+        """Note that the state already has the effects of the code after the step: undo those of the script's run."""
         self._committed_at, self._before = NO_STATE, None
         closely = self._steps < _LEARNT_AFTER
         self._mark.take(self._looker.large() if closely else self._known() | self._looker.likely())
         self._state.variables.postpone()
-        # By digests: weights that are exchanged for an evaluation and put back are no change.
+        # By digests, as weights that are exchanged for an evaluation and restored are no change.
         self._marked, self._closely = self._looker.look(closely=True), True
 
     def ends(self) -> None:
-        """Called before the next step. Raises `StateError` if changes that must be put back cannot be."""
+        """Put back changes that do not count, before the next step. Raises `StateError` if one cannot be put back."""
         if self._mark.taken:
             lost = [
                 name
@@ -144,7 +144,7 @@ class Between:
         """Context in which the state is as it was at the commit that reached `step`, without later changes.
 
         Args:
-            over: as it was after the loop, with the code that follows the last step.
+            over: as it was after the loop, including the code that follows the last step.
         """
         if self._committed_at != step or not self._commit.taken or (over and not self._over):
             yield

@@ -1,4 +1,4 @@
-"""Schedule of the copies of a worker's state outside itself, and of the waits until they are safe."""
+"""Schedules copies of a worker's state outside its process, and waits until they are stored."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ class BuddyCopies:
 
     Args:
         link: the channel to the agent.
-        every: steps between two copies; 0: there are none.
+        every: steps between two copies; 0 if there are none.
         halted: returns True if the generation is over.
     """
 
@@ -29,11 +29,11 @@ class BuddyCopies:
         self._keeper = SnapshotKeeper(link.env.worker, send=link.send, warn=_log.warning)
 
     def stored(self, answer: SnapshotStored) -> None:
-        """Note the agent's answer to a copy. From the control thread."""
+        """Note the agent's answer to a copy. Called by the control thread."""
         self._keeper.stored(answer.step, answer.error)
 
     def wake(self) -> None:
-        """End the wait for a copy, as the generation is over. From any thread."""
+        """End the wait for a copy, as the generation is over. May be called from any thread."""
         self._keeper.wake()
 
     def tick(self, state: ProtectedState, step: StepNo) -> None:
@@ -42,12 +42,12 @@ class BuddyCopies:
             state.state_at = step
             try:
                 self._keeper.take(state, step, self._link.env.rank, state.layout())
-            except UsageError as error:  # a step has put an object there whose state cannot be read
+            except UsageError as error:  # a step has added an object whose state cannot be read
                 self._every = 0
                 _log.warning("rank %d has no more copies of its state: %s", self._link.env.rank, error.cause)
 
     def keep(self, state: ProtectedState, step: StepNo) -> None:
-        """Leave the state in the agent's memory, as this worker will be ended and its state is still needed."""
+        """Copy the state to the agent's memory, as this worker will be ended and its state is still needed."""
         state.state_at = step
         worker, rank = self._link.env.worker, self._link.env.rank
         if self._keeper.take(state, step, rank, state.layout(), asked=True) is None:

@@ -10,9 +10,9 @@ _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def digest_on_device(tensor: torch.Tensor) -> int:
-    """Digest that is equal for equal bytes, and differs if any are changed or exchanged; valid within one process.
+    """Digest that is equal for equal bytes, and differs if bytes are changed or exchanged; valid within one process.
 
-    It sums the bytes as words, each times a random odd number of its own. So a change of one word always shows. Changes
+    It sums the bytes as words, each multiplied by its own random odd number. A change of one word always shows. Changes
     of many words are missed with a probability of at most 2**-32, reached if only signs are flipped.
 
     Args:

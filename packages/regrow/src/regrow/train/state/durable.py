@@ -65,7 +65,7 @@ class DurableState:
             if self._segment is None:
                 self._segment = Segment.create()
             nbytes = take(self._segment, state, step, rank, holding)
-        except (NoMemoryForCopy, UsageError) as error:  # the latter: a step has put an object there that has no state
+        except (NoMemoryForCopy, UsageError) as error:  # `UsageError`: a step has added an object that has no state
             short = isinstance(error, NoMemoryForCopy)
             reason = f"rank {rank} has no memory for a snapshot: {error}" if short else error.cause
             self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, -1, 0, reason))
@@ -79,7 +79,7 @@ class DurableState:
         checks that all ranks have read the same one.
 
         Args:
-            state: the state to load into. With `NO_STATE` some of it may have been overwritten.
+            state: the state to load into. After `NO_STATE` some of it may have been overwritten.
             rank: this worker's rank.
             avoid: steps that some rank could not read.
 

@@ -1,4 +1,4 @@
-"""Digests of protected state: of all of it to compare replicas, by block to find where they differ, and by how much."""
+"""Digests protected state: as a whole to compare replicas, and by block to find where and by how much they differ."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Destination tensors for a received state, and the update of an optimizer from them."""
+"""Finds destination tensors for a received state, and updates an optimizer from them."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class PythonState(msgspec.Struct, frozen=True):
     state: dict[str, bytes]
     objects: dict[str, bytes]
     modes: bytes = b""
-    """Not compared between ranks, since each may evaluate by itself between two steps."""
+    """Modes of modules; not compared between ranks, since each may evaluate by itself between two steps."""
 
 
 class Captured(msgspec.Struct):
@@ -35,7 +35,7 @@ class Captured(msgspec.Struct):
 
 @dataclass
 class Arrival:
-    """Received state between `prepare` and `finish`: decoded, its new tensors not yet in place."""
+    """Received state between `prepare` and `finish`: decoded, but its new tensors are not yet in place."""
 
     step: StepNo
     targets: dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ class Arrival:
 
 
 def owner_of(name: str, owners: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """The parameter to whose optimizer state a tensor belongs, by its name `optim.<fqn>.<key>`, or deeper."""
+    """The parameter to whose optimizer state a tensor belongs, by its name, which begins with `optim.<fqn>.<key>`."""
     while name:
         if name in owners:
             return owners[name]

@@ -1,4 +1,4 @@
-"""Work on protected state that is not ordered by the thread's current stream: see decision 0116."""
+"""Orders regrow's work on protected state after work that the thread's current stream does not order: decision 0116."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -19,7 +19,7 @@ class LateWork:
         self._arrives_late = False
 
     def follow(self, things: Iterable[object], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """From now on, heed streams among these things, and page-locked memory among the protected tensors."""
+        """From now on, wait for streams among these things, and for page-locked memory among the protected tensors."""
         if in_use() is None:
             return
         try:

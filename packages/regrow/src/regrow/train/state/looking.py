@@ -1,4 +1,4 @@
-"""Detection of changes of protected state: by versions at every step, by digests while changes are being learnt.
+"""Detects changes of protected state: by versions at every step, by digests while changes are being learnt.
 
 Versions cost microseconds, but `parameter.data.mul_(...)` and some kernels do not count them.
 """
@@ -18,7 +18,7 @@ from regrow.train.state.naming import ProtectedObjects
 from regrow.train.values.arrays import flat_bytes
 
 _SAMPLED = 16
-"""Elements of a parameter that show if it contains another one's values."""
+"""Number of elements sampled from a parameter, to see if it now contains another one's values."""
 _AT_MOST = 2.0
 """Bound for parameters that no optimizer has (an average, a teacher, a frozen base): they are copied and digested only
 if their bytes are at most this factor of those that an optimizer has."""
@@ -44,7 +44,7 @@ class Looker:
         """A token for each parameter, and each object that has large tensors or arrays in its state.
 
         Args:
-            closely: by digests; costs a pass over all parameters.
+            closely: compute digests, which costs a pass over all parameters.
         """
         seen: dict[str, object] = {}
         digested = self._worthwhile() if closely else frozenset()
@@ -87,7 +87,7 @@ class Looker:
         return Scope(self._worthwhile() - self._owned(), frozenset(self._roster.objects))
 
     def large(self) -> Scope:
-        """All objects, and the parameters worth comparing, to be copied to host memory."""
+        """All objects, and the parameters worth comparing; for copies in host memory."""
         return Scope(self._worthwhile(), frozenset(self._roster.objects), host=True)
 
     def _owned(self) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Looker:
         return frozenset(name for name, parameter in self._roster.parameters.items() if id(parameter) in owned)
 
     def _worthwhile(self) -> frozenset[str]:
-        """All parameters, but without those of no optimizer if they are much larger than the others."""
+        """All parameters; without those that no optimizer has, if they are much larger than the others."""
         parameters, owned = self._roster.parameters, self._owned()
         mine = sum(local(parameters[name]).nbytes for name in owned)
         others = sum(local(parameter).nbytes for name, parameter in parameters.items() if name not in owned)

@@ -20,7 +20,7 @@ class Modes:
     """The modes of protected modules.
 
     Args:
-        modules: as the script gave them, by name.
+        modules: protected modules as the script gave them, by name.
         parameters: all protected parameters, by name.
     """
 
@@ -45,7 +45,7 @@ class Modes:
         )
 
     def put_back(self, then: "Remembered") -> None:
-        """Make the modes those of `then`."""
+        """Set the modes to those of `then`."""
         for module, training in zip(self._modules.values(), then.training, strict=True):
             module.training = training
         for parameter, wanted in zip(self._parameters.values(), then.gradients, strict=True):

@@ -1,7 +1,7 @@
-"""A copy of protected state as it was at one moment, and the way back to it. Cheap enough for every step.
+"""Copies protected state at one moment, and restores it; cheap enough for every step.
 
 Always copied: buffers, the settings of parameter groups, the Python state of everything else, modes of modules, the
-script's plain variables. A `Scope` says what else is copied, since parameters and optimizer state usually change in
+script's plain variables. A `Scope` selects more state, since parameters and optimizer state usually change in
 the update only.
 """
 
@@ -48,7 +48,7 @@ class Scope:
 
     @classmethod
     def everything(cls, roster: ProtectedObjects, *, host: bool = False) -> "Scope":
-        """All that is protected."""
+        """The scope of all protected state."""
         return cls(frozenset(roster.parameters), frozenset(roster.objects), optimizers=True, host=host)
 
     def __or__(self, other: "Scope") -> "Scope":
@@ -146,12 +146,12 @@ class Moment:
                 self._parameters[name] = copy
 
     def put_back(self) -> None:
-        """Go back. Raises `StateError` if nothing was remembered, or an object refuses its state, or has none."""
+        """Go back to the moment. Raises `StateError` if there is none, or an object has no state or refuses it."""
         if unlike := self.go_back():
             raise StateError(f"{unlike[0]} cannot be put back: steps have put something there that cannot be copied")
 
     def go_back(self) -> list[str]:
-        """As `put_back`, but returns the objects that could not be restored, as they could not be remembered."""
+        """As `put_back`, but return the names of objects that could not be remembered, and so not restored."""
         unlike: list[str] = []
         if not self.taken:
             raise StateError("nothing was remembered of this step", hint="call begin() first")
@@ -205,7 +205,7 @@ class _Copy:
 
 
 class _State:
-    """All state of one optimizer; going back drops entries made since."""
+    """All state of one optimizer; `put_back` also drops entries made since."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, host: bool) -> None:
         self._optimizer = optimizer

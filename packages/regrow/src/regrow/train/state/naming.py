@@ -69,7 +69,7 @@ class ProtectedObjects(NamedTuple):
     """For each optimizer, its parameters by their short names."""
     objects: dict[str, Stateful]
     modules: dict[str, nn.Module]
-    """As they were given, with the wrappers around them."""
+    """Modules as the script gave them, with the wrappers around them."""
     generators: dict[str, torch.Generator | np.random.Generator]
     late: LateWork
 
@@ -109,7 +109,7 @@ class Protected(NamedTuple):
 
 
 class _ExtraState:
-    """A module's own `get_extra_state`, as an object with a state."""
+    """Adapts a module's own `get_extra_state` to `Stateful`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -122,7 +122,7 @@ class _ExtraState:
 
 
 class _PlainValues:
-    """The attributes of a `types.SimpleNamespace`, as an object with a state."""
+    """Adapts the attributes of a `types.SimpleNamespace` to `Stateful`."""
 
     def __init__(self, values: SimpleNamespace) -> None:
         self._values = values
@@ -136,7 +136,7 @@ class _PlainValues:
 
 
 class _SaysItsState:
-    """An object with `get_state` and `set_state`, as one with `state_dict`."""
+    """Adapts an object with `get_state` and `set_state` to `Stateful`."""
 
     def __init__(self, thing: object) -> None:
         self._thing = thing
@@ -222,7 +222,7 @@ def _with_graphs(
 
 
 def _each(calls: Iterable[Protected]) -> Iterator[tuple[str | None, str, object]]:
-    """Chosen name or None, part, and object of each protected object, once."""
+    """Each protected object once: its chosen name or None, its part, and the object itself."""
     seen: set[int] = set()
     for call in calls:
         for name, given in [*((None, thing) for thing in call.objects), *call.named.items()]:
@@ -319,7 +319,7 @@ def _optimized(
 ) -> dict[str, torch.Tensor]:
     """An optimizer's parameters by short name; those of no protected module are added to `parameters`."""
     stem = f"{name.rpartition('.')[0]}.model.".removeprefix(".")
-    # If an optimizer is a part of its own, its model may be the same on all ranks, and so belong to no part.
+    # An optimizer may have a part of its own while its model is the same on all ranks, and belongs to no part.
     stems = [stem, "model."]
     names = {
         id(each): full.removeprefix(next((stem for stem in stems if full.startswith(stem)), ""))

@@ -41,7 +41,7 @@ class ProtectedState:
     Args:
         objects: objects to protect, named by kind (`model`, `optim`, `scheduler`).
         named: more objects, under names that the script chose.
-        part: the part of the state that this rank holds, if names do not tell it.
+        part: name of the part of the state that this rank holds, if the names of its objects do not differ by part.
         earlier: arguments of earlier calls, perhaps for other parts.
 
     Raises:
@@ -153,7 +153,7 @@ class ProtectedState:
         self.attributes.take()
 
     def updates(self) -> list[str]:
-        """Called before each update: learn what has changed before the first one; returns new names."""
+        """Called before each update: learn which state changed before the first one. Returns names that are new."""
         if self._updating:
             return []
         self._updating = True
@@ -182,7 +182,7 @@ class ProtectedState:
         return lost
 
     def moment(self) -> Moment:
-        """Memory for another moment to go back to; forgotten when the state is replaced."""
+        """Memory for another moment, to which the state can go back; forgotten when the state is replaced."""
         made = Moment(self._roster, self.modes, self.variables)
         self._moments.append(made)
         return made
@@ -308,7 +308,7 @@ class ProtectedState:
     # --- as a StateSink ---
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
-        """Tensors to write into, new ones for optimizer state that this worker lacks. The state is torn from here on.
+        """Tensors to be filled, new ones for optimizer state that this worker lacks. The state is torn from here on.
 
         Raises `StateError`, with nothing changed, if the two sides do not fit.
         """
@@ -388,7 +388,7 @@ class ProtectedState:
 
 
 def _memory(tensors: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> set[int]:
-    """Addresses of the memory of which the script's variables may be views."""
+    """Addresses of the memory to which the script's variables may have views."""
     states = [held for each in optimizers for values in each.state.values() for held in values.values()]
     dense = [each for each in [*tensors, *states] if isinstance(each, torch.Tensor) and each.layout is torch.strided]
     return {local(each).untyped_storage().data_ptr() for each in dense}

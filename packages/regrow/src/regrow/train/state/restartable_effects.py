@@ -1,4 +1,4 @@
-"""Changes that restartable functions make to protected state: exchanged weights, renewed statistics.
+"""Learns which protected state restartable functions change: exchanged weights, renewed statistics.
 
 The first runs of a function are watched closely, and all state that it could change is copied before; later runs copy
 only state that was seen to change.
@@ -37,7 +37,7 @@ class RestartableEffects:
         return self._entries[number - 1]
 
     def enter_again(self, number: int) -> None:
-        """Put back the state from which a function began, as it is run again though this worker is past it."""
+        """Restore the state from which a function began, as it is run again although this worker is past it."""
         if self.entry(number).taken:
             self.entry(number).put_back()
 
@@ -54,7 +54,7 @@ class RestartableEffects:
 
     @contextlib.contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """Context in which the function runs: learn what it changes, even if it undoes the change at its end."""
+        """Context in which the function runs: learn which state it changes, even if it restores it at its end."""
         looker, habits = self._state.looker, self._state.habits
         closely = self._runs[name] < _LEARNT_AFTER
         before, modules = looker.look(closely=closely), self._state.modules

@@ -1,4 +1,4 @@
-"""Undoing the changes that a step has made before its update.
+"""Undoes the changes that a step has made before its update.
 
 Parameters and optimizer state usually change in the update only. Those that a script is known to change before it are
 copied too (`early`), and everything is copied if a body cannot be separated from its update.
@@ -44,7 +44,7 @@ class Undo:
 
         Args:
             scope: state to copy in addition to what is always copied.
-            start: moment that remembers it; None: this object's own.
+            start: moment that remembers the state; None for this object's own.
         """
         self._start = start or self._own
         if self._hooks is None:
@@ -56,7 +56,7 @@ class Undo:
         self._updates_before = self._updates
 
     def parameters_changed(self) -> bool:
-        """True if an update has changed anything since `begin`. Raises `StateError` without one."""
+        """True if an update has changed anything since `begin`. Raises `StateError` if there was no `begin`."""
         self._check()
         return self._updates != self._updates_before or bool(self._start.left_changed) or bool(self.written())
 
@@ -75,7 +75,7 @@ class Undo:
         return self.written() + self._start.left_changed
 
     def rollback(self) -> list[str]:
-        """Go back to `begin`. A gradient that existed then becomes zero. Raises `StateError` without a `begin`.
+        """Go back to `begin`. A gradient that existed then becomes zero. Raises `StateError` if there was no `begin`.
 
         Returns names of state that has changed and was not remembered.
         """
@@ -92,7 +92,7 @@ class Undo:
 
 
 def put_gradient(parameter: torch.Tensor, present: bool) -> None:
-    """Give a parameter a gradient of zeros, or none."""
+    """Give a parameter a gradient of zeros if `present`, else none."""
     if not present:
         parameter.grad = None
     elif parameter.grad is None:

@@ -1,4 +1,4 @@
-"""Newer state received into extra memory: a survivor that is a step behind keeps its state until all has arrived.
+"""Receives newer state into extra memory: a survivor that is a step behind keeps its state until all has arrived.
 
 Otherwise, if the only worker that was ahead died during the transfer, no complete state would be left.
 """

@@ -1,6 +1,6 @@
 """Arrays that a script carries in its variables (a hidden state, flags of ended episodes), as they were at one moment.
 
-Held weakly, with a copy of what was in them: a step's memory does not outlive the step.
+Each is referenced weakly, with a copy of its content: a step's memory does not outlive the step.
 """
 
 import weakref
@@ -16,12 +16,12 @@ from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, dtype_name, dtype_of, encode
 
 ARRAYS = frozenset({torch.Tensor, np.ndarray})
-"""Exact types: parameters and tensors of other kinds belong to others."""
+"""Exact types: parameters and tensors of other types are handled elsewhere."""
 Array = torch.Tensor | np.ndarray
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes in a row: themselves where they lie so in the processor's memory, else a copy."""
+    """A tensor's bytes as one row: a view if they are contiguous in the host's memory, else a copy."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
@@ -30,33 +30,33 @@ class Keep(Enum):
     """Treatment of arrays in a value that is kept."""
 
     NOT = auto()
-    """A value that holds some is not plain."""
+    """A value that contains arrays is not plain."""
     HERE = auto()
-    """Small ones are copied and put back in this process, and never sent; a list that may hold anything gets back its
-    length."""
+    """Small arrays are copied and put back in this process, and never sent; of a list with other items only the length
+    is put back."""
     ITSELF = auto()
-    """They stay what they are: only who holds them changes."""
+    """Arrays are kept by reference: only the containers that hold them change."""
     CONTENT = auto()
-    """Their content is copied, and put back."""
+    """The content of arrays is copied, and put back."""
 
 
 Shared = Callable[[], set[int]] | None
-"""Gives the addresses of protected memory, which is put back by other means. None: no memory is to be written."""
+"""Returns addresses of protected memory, which is put back by other means. None if no memory may be written."""
 _SMALL = 4 << 10
-"""Bytes of arrays that are compared with their copy; of larger ones hashes are, as some writes count no version."""
+"""Arrays of at most this many bytes are compared with their copy, larger ones by hash: some writes count no version."""
 _MOST_LEAVES, _MOST_BYTES = 200_000, 8 << 20
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BYTES_A_LEAF = {torch.Tensor: 8 << 10, np.ndarray: 1 << 10}
 
 
 class ArrayCopy:
-    """An array, and what was in it, once `fill` has copied that."""
+    """An array, and a copy of its content once `fill` has made it."""
 
     content: Array
 
     def __init__(self, thing: Array, *, stays: bool = False) -> None:
         self.stays = stays
-        """True if it is not for other processes."""
+        """True if the array is never sent to other processes."""
         self._of, self.written = weakref.ref(thing), _written(thing)
         self._requires_grad = isinstance(thing, torch.Tensor) and thing.requires_grad and thing.is_leaf
 
@@ -66,9 +66,9 @@ class ArrayCopy:
         return self._of()
 
     def still(self, thing: object) -> bool:
-        """True if nobody has written this array since: there is no need to copy it once more.
+        """True if `thing` is this array and was not written to since, so that no new copy is needed.
 
-        On a device only the copy tells: `x.data.add_(1)` and captured graphs write without a new version.
+        False on a device, where `x.data.add_(1)` and captured graphs write without a new version.
         """
         if not isinstance(thing, np.ndarray | torch.Tensor) or self._of() is not thing or is_elsewhere(thing):
             return False
@@ -77,25 +77,25 @@ class ArrayCopy:
         return equal(self.content, thing) if thing.nbytes <= _SMALL else self.written == _written(thing)
 
     def equals(self, other: "ArrayCopy") -> bool:
-        """True if the same was in both. Of those on a device it is not waited for, but their versions are compared."""
+        """True if both had the same content. For arrays on a device, versions are compared instead, without a wait."""
         if is_elsewhere(self.content):
             return self.thing is other.thing and self.written == other.written
         return equal(self.content, other.content)
 
     def copied(self) -> Array:
-        """An array of its own with what was in it."""
+        """A new array with the copied content."""
         if isinstance(self.content, np.ndarray):
             return self.content.copy()
         return self.content.clone().requires_grad_(self._requires_grad)
 
     def put_back(self, shared: Shared) -> Array:
-        """The array as it was: itself, if the script still has it."""
+        """Restore the content. Returns the array itself if it still exists and can be written, else a new one."""
         thing = self._of()
         return thing if thing is not None and write(thing, self.content, shared) else self.copied()
 
 
 def fill(copies: Iterable[tuple[ArrayCopy, Array]]) -> None:
-    """Copy what is in these arrays now, each into its copy; small ones on a device together, in one launch a dtype."""
+    """Copy the present content of each array into its copy; small arrays on a device together, one launch a dtype."""
     together: dict[tuple[torch.device, torch.dtype], list[tuple[ArrayCopy, torch.Tensor]]] = defaultdict(list)
     for copy, thing in copies:
         if isinstance(thing, np.ndarray):
@@ -111,7 +111,7 @@ def fill(copies: Iterable[tuple[ArrayCopy, Array]]) -> None:
 
 
 def leaves_of(thing: Array) -> int:
-    """Number of plain values that an array counts for. Raises `NotPlain` for one without plain memory."""
+    """Number of plain values as which an array counts. Raises `NotPlain` for one without plain memory."""
     if isinstance(thing, np.ndarray):
         odd = thing.dtype.hasobject or thing.dtype.names is not None
     else:
@@ -124,17 +124,17 @@ def leaves_of(thing: Array) -> int:
 
 
 def is_freed(thing: Array) -> bool:
-    """True for a tensor whose memory was given back (`untyped_storage().resize_(0)`): a look would end the process."""
+    """True for a tensor whose memory was freed (`untyped_storage().resize_(0)`): reading it would crash the process."""
     return isinstance(thing, torch.Tensor) and thing.numel() > 0 and not thing.untyped_storage().nbytes()
 
 
 def is_small(thing: Array) -> bool:
-    """True for an array that may be copied at each step without asking."""
+    """True for an array that is small enough to be copied at every step."""
     return leaves_of(thing) > 0 and thing.nbytes <= _SMALL
 
 
 def check_sendable(leaves_of_value: Iterable[object]) -> None:
-    """Raises `NotPlain` for an array that stays here or has no plain memory, `TooLarge` for too many to send."""
+    """Raise `NotPlain` for an array that is never sent or has no plain memory, `TooLarge` for too many to send."""
     leaves, nbytes = 0, 0
     for each in leaves_of_value:
         if isinstance(each, ArrayCopy) and each.stays:
@@ -147,7 +147,7 @@ def check_sendable(leaves_of_value: Iterable[object]) -> None:
 
 
 def _written(thing: Array) -> int:
-    """Another number once somebody has written this array."""
+    """A number that changes when the array is written to; 0 for a small one on the host, compared with its copy."""
     if isinstance(thing, torch.Tensor) and is_elsewhere(thing):
         return -1 if thing.is_inference() else thing._version
     if thing.nbytes <= _SMALL:
@@ -156,7 +156,7 @@ def _written(thing: Array) -> int:
 
 
 def hashed(thing: Array) -> int:
-    """A number for what is in an array in the processor's memory."""
+    """A hash of the content of an array in the host's memory."""
     plain = flat_bytes(thing).numpy() if isinstance(thing, torch.Tensor) else np.ascontiguousarray(thing)
     return xxhash.xxh3_64_intdigest(plain.reshape(-1).view(np.uint8).data)
 
@@ -181,7 +181,7 @@ def equal(one: Array, other: Array) -> bool:
 
 
 def write(thing: Array, content: Array, shared: Shared) -> bool:
-    """Make an array equal to this, in its place; False where that cannot be."""
+    """Write `content` into an array, in place; False if that is not possible."""
     if is_freed(thing):
         return False
     if equal(thing, content):
@@ -199,13 +199,13 @@ def write(thing: Array, content: Array, shared: Shared) -> bool:
     try:
         with torch.no_grad():
             thing[...] = content  # type: ignore[assignment]
-    except (RuntimeError, ValueError):  # elements of a view that share their memory
+    except (RuntimeError, ValueError):  # an expanded view, whose elements share memory
         return False
     return True
 
 
 def is_view(thing: object, shared: Shared) -> bool:
-    """True for an array in protected memory, which comes by other means and has to stay a part of it."""
+    """True for a view of protected memory, which is restored by other means, and must stay a view of it."""
     return shared is not None and type(thing) in ARRAYS and _address(thing) in shared()
 
 

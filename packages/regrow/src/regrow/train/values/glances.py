@@ -1,4 +1,4 @@
-"""Tells whether the values of a namespace are still those that were kept of it, without copying them again."""
+"""Checks whether a namespace still has the values of which copies were kept, without copying them again."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ class Glance:
     """A namespace as it was when its values were kept. Holds nothing that was not kept.
 
     Args:
-        there: its values.
-        kept: copies of those that are followed.
+        there: the values in the namespace.
+        kept: copies of the followed values.
         ignored: names that are not followed.
-        arrays: tells for a name what becomes of arrays in it.
+        arrays: returns the treatment of arrays in the variable of a name.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Glance:
         ]
 
     def holds(self, there: Mapping[str, object]) -> bool:
-        """True if nothing in it has changed that is followed, and nothing else would be followed by now."""
+        """True if no followed value has changed, and no other value would be followed now."""
         return (
             list(there) == self._names
             and all(map(operator.is_, map(type, there.values()), self._kinds))

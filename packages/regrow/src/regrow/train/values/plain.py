@@ -1,7 +1,7 @@
-"""Plain Python values as they were at one moment, and the way back to them.
+"""Copies plain Python values at one moment, and restores them.
 
 Plain are None, bool, int, float, complex, numpy's numbers, decimals, fractions, dates, str, bytes, and lists, tuples,
-dictionaries, sets and deques of plain values; and arrays, where that is asked for (`Keep`).
+dictionaries, sets and deques of plain values; and arrays, if the caller asks for them (`Keep`).
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from regrow.train.values.arrays import (
 )
 
 LEAVES = 1_000
-"""A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
+"""A value with more leaves is not followed; text and bytes count as one leaf for each 64 characters."""
 _MOST_GROWN = 200_000
-"""Most leaves of a list that is only added to, as it is told to a newcomer."""
+"""Most leaves of a list that is only added to, when it is sent to a newcomer."""
 _DEEP = 8
 _COPIES, _OF_NUMPY = ARRAYS | {ArrayCopy}, frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
@@ -45,11 +45,11 @@ ATOMS = _NUMBERS | {str, bytes, enum.Enum, torch.dtype} | EXACT_KINDS
 _SEQUENCES = frozenset({list, deque, tuple})
 _SETS = frozenset({set, frozenset})
 PLAIN = ATOMS | MAPPINGS | _SEQUENCES | _SETS
-"""Exact types: nothing of these runs code of the script's."""
+"""Exact types: none of their values runs the script's code."""
 
 
 def plain_kind(kind: type) -> type:
-    """The type by which values of this one are taken: of named tuples and of enums, that of all of them."""
+    """The type as which values of `kind` are treated: tuple for named tuples, Enum for enums, else `kind`."""
     if kind in PLAIN or (type(kind) is type and not issubclass(kind, tuple)) or not by_name(kind):
         return kind
     return tuple if issubclass(kind, tuple) else enum.Enum
@@ -57,13 +57,13 @@ def plain_kind(kind: type) -> type:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrownCopy:
-    """A list that the script only adds to, with other things in it or too many to copy, and its length.
+    """A list that the script only adds to, kept by its length: it holds other things, or too many to copy.
 
     Attributes:
         thing: the list itself.
-        size: its length then.
-        last: the id of its last item.
-        arrays: treatment of those in it.
+        size: its length when it was kept.
+        last: the id of its last item at that time.
+        arrays: treatment of arrays in it.
     """
 
     thing: list[object]
@@ -73,24 +73,24 @@ class GrownCopy:
 
     @classmethod
     def of(cls, thing: object, arrays: Keep) -> "GrownCopy":
-        """Of a list as it is now."""
+        """Keep a list as it is now."""
         items = cast(list[object], thing)
         return cls(items, len(items), id(items[-1]) if items else 0, arrays)
 
     def cut(self) -> object:
-        """Take away what was added since; nothing if something else was done to the list. Returns it."""
+        """Remove the items added since the list was kept, if nothing else was done to it. Returns the list."""
         if self.size == 0 or (len(self.thing) > self.size and id(self.thing[self.size - 1]) == self.last):
             del self.thing[self.size :]
         return self.thing
 
     def values(self, tail: int | None = None) -> object:
-        """Copy of what was in it, or of its last values. Raises `NotPlain` or `TooLarge`."""
+        """Copy of the list's items at that time, or of the last `tail` of them. Raises `NotPlain` or `TooLarge`."""
         begin = 0 if tail is None else max(0, self.size - tail)
         return _Looker(self.arrays, _MOST_GROWN).keep(self.thing[begin : self.size], 0)
 
 
 def has_grown(kept: object) -> bool:
-    """True if there is a list in it of which the length alone is kept."""
+    """True if a kept value contains a list of which only the length is kept."""
     return any(isinstance(each, GrownCopy) for each in atoms(kept))
 
 
@@ -103,7 +103,7 @@ def keep(value: object, arrays: Keep = Keep.NOT) -> object:
 
 
 def keep_near(value: object, most: int) -> object:
-    """As `keep` with content, of values that are not on a device and have at most `most` bytes of arrays."""
+    """As `keep` with `Keep.CONTENT`. Raises `TooLarge` for arrays on a device, or of more than `most` bytes in all."""
     looker = _Looker(Keep.CONTENT)
     kept = looker.keep(value, 0)
     if sum(thing.nbytes for _, thing in looker.found) > most or any(is_elsewhere(thing) for _, thing in looker.found):
@@ -113,7 +113,7 @@ def keep_near(value: object, most: int) -> object:
 
 
 def is_near(kept: object, most: int) -> bool:
-    """True if nothing in it is on a device, and its arrays have at most `most` bytes."""
+    """True if no array in a kept value is on a device, and all together have at most `most` bytes."""
     leaves = (each.content if isinstance(each, ArrayCopy) else each for each in atoms(kept))
     arrays = [each for each in leaves if isinstance(each, Array)]
     return not any(map(is_elsewhere, arrays)) and sum(each.nbytes for each in arrays) <= most
@@ -129,7 +129,7 @@ def is_refused(value: object, arrays: Keep = Keep.NOT) -> bool:
 
 
 class _Looker:
-    """Goes through one value. `found`: copies of arrays that are yet to be filled, with their arrays."""
+    """Walks through one value. `found`: copies of arrays that are yet to be filled, with their arrays."""
 
     def __init__(self, arrays: Keep, room: int = LEAVES) -> None:
         self._arrays, self._room, self._most = arrays, room, room
@@ -162,7 +162,7 @@ class _Looker:
             return self._container(value, kind, depth)
         except (NotPlain, TooLarge) as error:
             large = isinstance(error, TooLarge) and self._arrays is not Keep.ITSELF
-            ends = cast(list[object], value)[:8] + cast(list[object], value)[-8:]  # each step looks here
+            ends = cast(list[object], value)[:8] + cast(list[object], value)[-8:]  # not all: each step looks here
             if self._arrays is Keep.CONTENT and not (large and ARRAYS.isdisjoint(map(type, ends))):
                 raise
             self._room = room - 1
@@ -183,11 +183,11 @@ class _Looker:
                 for key, item in cast(dict[object, object], value).items():
                     if not _COPIES.isdisjoint(map(type, atoms(self.keep(key, _DEEP - 1)))):
                         raise NotPlain
-                    keys.append(key)  # itself: a tuple, too, never changes
+                    keys.append(key)  # not copied, since even a tuple never changes
                     items.append(self.keep(item, depth + 1))
             else:
                 items.extend(self.keep(item, depth + 1) for item in container)
-        except RuntimeError as error:  # another thread changes it right now
+        except RuntimeError as error:  # another thread is changing it
             raise NotPlain from error
         return PlainCopy(value, keys, items)
 
@@ -197,7 +197,7 @@ class _Looker:
             raise TooLarge
 
     def _flat(self, container: list[object], kind: type) -> tuple[list[object], list[object]] | None:
-        """The keys and items of a container of leaves, at once; None where there may be anything else in it."""
+        """Keys and items of a container that holds only leaves; None if it may hold anything else."""
         leaves = _NUMBERS | ARRAYS if self._arrays is Keep.ITSELF else _NUMBERS
         if kind in MAPPINGS:
             mapping = cast(dict[object, object], container)
@@ -208,9 +208,9 @@ class _Looker:
 
 
 def put_back(kept: object, shared: Shared = set) -> object:
-    """Make containers and arrays what they were, in their place, so that whoever else holds them sees it.
+    """Restore containers and arrays in place, so that all other holders of them see it.
 
-    Returns the value. `shared`: memory that is not written to.
+    Returns the value. `shared`: returns addresses of memory that must not be written.
     """
     if isinstance(kept, ArrayCopy):
         return kept.put_back(shared)
@@ -224,7 +224,7 @@ def put_back(kept: object, shared: Shared = set) -> object:
 
 
 def copied(kept: object) -> object:
-    """A value as it was kept, in containers and arrays of its own; a `defaultdict` as a dictionary."""
+    """A new copy of a kept value, with containers and arrays of its own; a `defaultdict` becomes a dictionary."""
     if isinstance(kept, ArrayCopy):
         return kept.copied()
     if not isinstance(kept, PlainCopy):
@@ -242,7 +242,7 @@ def copied(kept: object) -> object:
 
 
 def still(kept: object, value: object) -> bool:
-    """True if a value is what was kept: the same object with the same in it."""
+    """True if `value` is the object that was kept, and its content is still the same."""
     if isinstance(kept, ArrayCopy):
         return kept.still(value)
     if isinstance(kept, GrownCopy):
@@ -257,7 +257,7 @@ def still(kept: object, value: object) -> bool:
             keys, items = list(mapping), list(mapping.values())
         else:
             keys, items = [], list(cast(list[object], value))
-    except RuntimeError:  # another thread changes it right now
+    except RuntimeError:  # another thread is changing it
         return False
     if not identical(keys, kept.keys) or len(items) != len(kept.items):
         return False
@@ -265,12 +265,12 @@ def still(kept: object, value: object) -> bool:
 
 
 def take_over(present: object, value: object, *, in_place: bool, shared: Shared = set) -> object:
-    """Local form of a value that has arrived: the present container, made equal to it, or the value itself.
+    """Local form of a received value: the present container with the received content, or the value itself.
 
     Args:
         present: the value here; a `defaultdict` converts a dictionary to its own type.
-        in_place: keep the container or array, which may be known elsewhere under other names.
-        shared: memory that is not written to.
+        in_place: keep the present container or array, which may also be known under other names.
+        shared: returns addresses of memory that must not be written.
     """
     value = _with_views(present, value, shared)
     if type(present) in ARRAYS and type(value) in ARRAYS:
@@ -291,7 +291,7 @@ def take_over(present: object, value: object, *, in_place: bool, shared: Shared 
 
 
 def _with_views(present: object, value: object, shared: Shared) -> object:
-    """The value that has arrived, with the views of protected memory that are here in their places."""
+    """A received value in which views of protected memory, where `present` has some, take the arrays' places."""
     if type(value) in ARRAYS:
         return present if is_view(present, shared) else value
     if type(value) is dict and type(present) in MAPPINGS:
@@ -307,11 +307,11 @@ def _with_views(present: object, value: object, shared: Shared) -> object:
 
 
 def _typed(like: object, value: object) -> object:
-    """A dictionary that has arrived with the factory of one that is here, and what is in it likewise."""
+    """A received value with each dictionary as a `defaultdict` if the one in its place here is one."""
     if type(value) is not dict or type(like) not in MAPPINGS:
         return value
     here = cast(dict[object, object], like)
-    # A value that is not here is taken for one like the others.
+    # A value without a counterpart here is treated like the others.
     another = next(iter(here.values()), None) if type(like) is defaultdict else None
     if type(like) is defaultdict and another is None and dict in map(type, value.values()):
         with contextlib.suppress(Exception):  # of the script's code
@@ -321,7 +321,7 @@ def _typed(like: object, value: object) -> object:
 
 
 def same(one: object, other: object) -> bool:
-    """True if two kept values are equal in types and content, whichever containers hold them."""
+    """True if two kept values are equal in types and content, even if other containers hold them."""
     if isinstance(one, ArrayCopy) and isinstance(other, ArrayCopy):
         return one.equals(other)
     if isinstance(one, PlainCopy) and isinstance(other, PlainCopy):
@@ -341,7 +341,7 @@ def same(one: object, other: object) -> bool:
 
 
 def stays_here(kept: object) -> bool:
-    """True for a kept value that is not for other processes."""
+    """True for a kept value that is never sent to other processes."""
     if isinstance(kept, GrownCopy):
         return kept.arrays is Keep.HERE
     return any(isinstance(each, ArrayCopy) and each.stays for each in atoms(kept))

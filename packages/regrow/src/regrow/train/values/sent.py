@@ -1,4 +1,4 @@
-"""Values of a script's variables on their way to another process."""
+"""Encodes values of a script's variables for another process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from regrow.train.values.plain import GrownCopy, PlainCopy, atoms, copied, has_g
 
 
 class Sent(NamedTuple):
-    """One of them.
+    """A variable's value as it is sent.
 
     Attributes:
-        in_place: the container or array that is there stays, with this in it.
-        value: itself.
-        made: names of what was made as this flag has changed.
-        by_all: each rank has found it out for itself in its rehearsal.
+        in_place: True if the receiver keeps its container or array, and gives it this content.
+        value: the value itself.
+        made: names of things that were made when this flag has changed.
+        by_all: True if each rank has found out the value by itself in its rehearsal.
     """
 
     in_place: bool
@@ -26,7 +26,7 @@ class Sent(NamedTuple):
     by_all: bool
 
     def encoded(self) -> bytes:
-        """As bytes."""
+        """Encode the value as bytes."""
         return encode([self.in_place, packed(self.value), list(self.made), self.by_all])
 
 
@@ -39,7 +39,7 @@ def received(data: bytes) -> Sent:
 
 
 def is_reading(value: object, since: tuple[float, float]) -> bool:
-    """True if this may be a clock's reading since then, in seconds or nanoseconds: it means nothing elsewhere."""
+    """True if this may be a clock's reading after `since`, in seconds or nanoseconds: other processes cannot use it."""
     if (type(value) is not float and type(value) is not int) or value < min(since):
         return False
     number = float(value) if abs(value) < 1e300 else 0.0
@@ -48,7 +48,7 @@ def is_reading(value: object, since: tuple[float, float]) -> bool:
 
 
 def spelt_out(kept: object, tail: int | None = None) -> object:
-    """A kept value with what is in its lists that are only added to."""
+    """A kept value in which lists that were kept by length are replaced by copies of their items."""
     if isinstance(kept, GrownCopy):
         return kept.values(tail)
     if not isinstance(kept, PlainCopy) or not has_grown(kept):
@@ -57,11 +57,11 @@ def spelt_out(kept: object, tail: int | None = None) -> object:
 
 
 def sendable(kept: object, tail: int | None, means_nothing: Callable[[object], bool]) -> object:
-    """Copy of a kept value. Raises `NotPlain`, `TooLarge` or `StateError` where it cannot be sent.
+    """Copy of a kept value. Raises `NotPlain`, `TooLarge` or `StateError` if it cannot be sent.
 
     Args:
-        tail: of a long list take the last values alone.
-        means_nothing: tells this of an atom.
+        tail: send only this many last values of a long list.
+        means_nothing: returns True for an atom that other processes cannot use.
     """
     kept = spelt_out(kept, tail)
     if any(map(means_nothing, atoms(kept))):

@@ -1,4 +1,4 @@
-"""Places of a script's own values around its steps: functions under way, their modules, objects that they reach."""
+"""Places of a script's own values around its steps: running functions, their modules, objects that these lead to."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -17,11 +17,11 @@ from regrow.train.values.untouched import Untouched
 Frames = Callable[[], list[FrameType]]
 Space = Namespace | Attributes
 _FRAMES = 8
-"""Most calls to look at, from the innermost."""
+"""Most calls that are searched, from the innermost."""
 
 
 class Spaces:
-    """The places that are followed, and what of their names is."""
+    """Finds the places that are followed, and decides which names in them are."""
 
     def __init__(self) -> None:
         self._frames: Frames | None = None
@@ -32,20 +32,20 @@ class Spaces:
         self._known: dict[str, int] = {}
         self._threads = 0
         self.elsewhere: set[str] = set()
-        """Names that threads and signal handlers use, too."""
+        """Names that threads and signal handlers use too."""
         self.untouched: Untouched | None = None
-        """Set where nothing may be written into the script's frames: looks for what should be."""
+        """Set if nothing may be written into the script's frames: finds the values that would have to be."""
 
     def follow(self, frames: Frames, objects: Iterable[Attributes], keepers: Keepers | None) -> None:
-        """From now on, as `Variables.follow`."""
+        """Follow the script from now on: see `Variables.follow`."""
         self._frames, self.objects, self._has_read = frames, FollowedObjects(objects, keepers), False
 
     def close(self) -> None:
-        """Nothing is followed any more."""
+        """Follow nothing any more."""
         self._frames = None
 
     def requests_step(self) -> bool:
-        """The script asks for a step. True if other names are followed from now on."""
+        """Find the places to follow, as the script requests a step. True if other names are followed from now on."""
         found, changed = self._namespaces(), False
         if not self._has_read and self._frames is not None:
             loop = loop_read(self._frames())
@@ -60,7 +60,7 @@ class Spaces:
         return changed
 
     def enters(self) -> None:
-        """The script enters the step that it has asked for."""
+        """Follow only the places that still exist as the script enters the step that it has requested."""
         found = {space.name: id(space.owner) for space in self._namespaces()}
         self._known = {name: owner for name, owner in self._asking.items() if found.get(name) == owner}
 
@@ -68,7 +68,7 @@ class Spaces:
         return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
 
     def now(self) -> dict[str, Space]:
-        """All that is there, by name."""
+        """All followed places that exist now, by name."""
         found = self._namespaces() if self._known else []
         spaces: dict[str, Space] = {
             space.name: space for space in found if self._known.get(space.name) == id(space.owner)
@@ -85,14 +85,14 @@ class Spaces:
         return self.arrays_named(key)
 
     def arrays_named(self, key: str) -> Keep:
-        """The same for a variable of the script's calls: what a body may read is copied; all, if no text is known."""
+        """As `arrays`, for a call's variable: `CONTENT` if a body may read it, or if the loop's text is not known."""
         reads = self.reads
         if reads is None or (key in reads.first and key not in reads.harmless):
             return Keep.CONTENT
         return Keep.ITSELF if key in reads.added_to else Keep.NOT
 
     def carries(self, space: Space, key: str) -> bool:
-        """True if arrays are plain values there."""
+        """True if arrays count as plain values in this variable."""
         return self.arrays(space, key) is Keep.CONTENT
 
     def is_value(self, space: Space, key: str, value: object) -> bool:

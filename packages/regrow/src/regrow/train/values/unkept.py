@@ -1,4 +1,4 @@
-"""Fingerprints of what a script keeps around its steps and nobody carries: a rank that lacks some of it is named.
+"""Fingerprints of a script's values that are not sent to newcomers: a replaced rank reports which of them it lacks.
 
 They are taken as the loop begins and when a rank is replaced, never in a step. See decision 0124.
 """
@@ -27,7 +27,7 @@ from regrow.train.values.plain import ATOMS, PLAIN, has_grown, plain_kind, stays
 from regrow.train.values.spaces import Spaces
 
 _DEEP, _LAST, _WIDE, _WHOLE = 4, 8, 256, 32 << 20
-"""Levels of containers, last items of each, members of a set, and bytes of an array that are looked at."""
+"""Levels of containers, last items of each, members of a set, and bytes of an array that fingerprints cover."""
 _NUMBERS, _CACHED = frozenset({bool, int, float, complex, str, bytes}), type(functools.lru_cache(lambda: None))
 _BASES, _SHOWN = PLAIN | {np.ndarray}, (range, slice, torch.device)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
@@ -37,11 +37,11 @@ _LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
 _WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 _Kept = Mapping[str, Mapping[str, object]]
 _Marks = dict[str, tuple[bytes, bool, Callable[[], object]]]
-"""By place: alike in two processes for the same value; True if there are arrays in it; gives it if it is one."""
+"""By place: fingerprint, equal in all processes for the same value; True if it has arrays; returns it if an array."""
 
 
 class Unkept:
-    """Fingerprints of one script's values, by place. `spaces`: where they are; `is_clock`: tells it of an atom."""
+    """Fingerprints of one script's values, by place. `spaces`: their places; `is_clock`: True for a clock's reading."""
 
     def __init__(self, spaces: Spaces, is_clock: Callable[[object], bool]) -> None:
         self._spaces, self._is_clock = spaces, is_clock
@@ -49,19 +49,19 @@ class Unkept:
         self._seen: set[int] = set()  # objects that were looked into for one place
 
     def begin(self, kept: _Kept) -> list[str]:
-        """The loop begins here, if it has not yet. Returns places that have changed since."""
-        with contextlib.suppress(Exception):  # whatever the script has there, its other values are followed
+        """Take the first fingerprints as the loop begins. Later calls return the places that have changed since."""
+        with contextlib.suppress(Exception):  # no value of the script may end the following of the others
             now = self._marks(kept)
             self._begun = now if self._begun is None else self._begun
             return [place for place in _changed(self._begun, now) if place in self._begun]
         return []
 
     def changed(self, kept: _Kept) -> dict[str, bytes]:
-        """Fingerprints of what has changed since the loop began."""
+        """Fingerprints of the values that have changed since the loop began."""
         return {} if self._begun is None else _changed(self._begun, self._marks(kept))
 
     def differing(self, sent: Mapping[str, bytes], kept: _Kept) -> list[str]:
-        """Places of which another rank's fingerprint was received that this one does not have."""
+        """Places for which this rank's fingerprint differs from the one received from another rank, or is missing."""
         now, spaces = self._marks(kept), self._spaces.now()
         return [each for each in sent if each.split("\n")[0] in spaces and now.get(each, [b""])[0] != sent[each]]
 
@@ -76,7 +76,7 @@ class Unkept:
                     continue
                 carried = not isinstance(space, Namespace) or self._spaces.arrays_named(key) is not Keep.NOT
                 if carried or (reads is not None and key not in reads.written) or type(value) is _CACHED:
-                    with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+                    with contextlib.suppress(Exception):  # odd objects run code, and may raise, when they are inspected
                         self._seen.clear()
                         look, arrays = self._look(value, 0, there := list[Array]()), issubclass(type(value), Array)
                         digest = xxhash.xxh3_64_digest(repr(look).encode("utf-8", "surrogatepass"))
@@ -84,7 +84,7 @@ class Unkept:
         return found
 
     def _look(self, value: Any, deep: int, arrays: list[Array]) -> object:
-        """Something whose text tells the value from others of its kind."""
+        """An object whose `repr` distinguishes the value from others of its kind."""
         kind, items = plain_kind(type(value)), list[Any]()
         kind = next((each for each in kind.__mro__ if each in _BASES), kind)  # a kind of its own builds on it
         if kind in ARRAYS:
@@ -110,8 +110,8 @@ class Unkept:
         return kind.__qualname__, [self._look(each, deep + 1, arrays) for each in items]
 
     def _inside(self, value: Any, kind: type) -> list[Any]:
-        """Things that tell an object from others of its kind."""
-        if kind is _CACHED:  # of what never changes, no rank needs what another has found out
+        """Parts that distinguish an object from others of its kind."""
+        if kind is _CACHED:  # a cache of constant results need not be the same on all ranks
             found = [each for each in gc.get_referents(value) if each is not vars(value)]
             if value.cache_parameters()["maxsize"] is None:
                 found = [each for table in found if type(table) is dict for each in table.values()]
@@ -157,7 +157,7 @@ def _of_array(thing: Array) -> object:
 def _carries(name: str) -> bool:
     """True if arrays of this name may carry something from step to step, by the text of the script's functions.
 
-    False where functions, other than those that build an object, only write it: there the last step's result stands.
+    False if functions, other than those that build an object, only write them: then they hold the last step's result.
     """
     texts = {text_of(vars(each).get("__file__") or "") for each in modules_of_script()}
     uses = [_uses(name, code) for code in map(_compiled, texts) if code is not None]

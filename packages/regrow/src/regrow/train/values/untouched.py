@@ -1,6 +1,6 @@
-"""Variables that nothing may be written into (`--no-script-rewrite`): what bodies carry in them is refused by name.
+"""With `--no-script-rewrite`, finds variables that carry values between bodies, but may not be written: refuses them.
 
-What shows only when steps count is told, and the job does not end with 0. See decision 0110.
+Those that are found only after the rehearsal are reported, and the job does not exit with 0. See decision 0110.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ _CURE = (
 
 
 class Untouched:
-    """Looks for what would have to be written into variables of functions and modules.
+    """Finds variables of functions and modules that would have to be written.
 
     Args:
-        note: called with each of these once steps count.
-        ignores: values that mean nothing after a fault.
+        note: called with a sentence on each of these variables that is found after the rehearsal.
+        ignores: returns True for values that mean nothing after a fault.
     """
 
     def __init__(self, note: Callable[[str], object], ignores: Callable[[object], bool]) -> None:
@@ -36,7 +36,7 @@ class Untouched:
         self._counting = False
 
     def requests_step(self, frames: Iterable[FrameType]) -> None:
-        """The loop at the present line of one of these asks for a step."""
+        """Find what bodies carry in the loop at the present line of one of these frames, which requests a step."""
         if found := loop_read(frames):
             space, self._reads = namespaces([found[0]])[0], found[1]
             self._of, values = _of(space), space.read()
@@ -46,7 +46,7 @@ class Untouched:
             self._miss(space, [name for name in carried if not self._ignores(values[name])])
 
     def differ(self, space: Namespace | Attributes, kept: Mapping[str, object]) -> bool:
-        """True if nothing may be written there; it is looked for what is not as it was kept."""
+        """True if nothing may be written in this place; then note the variables that are not as they were kept."""
         if space.of_frames:
             now = space.read()
             unlike = [name for name in kept if not _alike(kept[name], now.get(name, self))]
@@ -54,13 +54,13 @@ class Untouched:
         return space.of_frames
 
     def receive(self, space: Namespace | Attributes, name: str, value: object, present: object, *, over: bool) -> bool:
-        """As `differ`, for what others have told; `over`: no step follows."""
+        """As `differ`, for a value received from others; `over`: no step follows."""
         if space.of_frames and not _alike(keep(value, Keep.CONTENT), present):
             self._miss(space, [name], over=over)
         return space.of_frames
 
     def rehearsed(self, *, refuses: bool) -> None:
-        """Steps count from now on. Raises `UsageError` for what bodies carry, in workers that begin with all others."""
+        """End the rehearsal: later findings are reported. Raises `UsageError` for those until now, if `refuses`."""
         missed, self._missed, self._counting = list(self._missed), {}, True
         if missed and refuses:
             raise UsageError(
@@ -76,7 +76,7 @@ class Untouched:
                 self._note(f"{text} is not put back after a fault, as --no-script-rewrite is given: {_CURE}")
 
     def _is_needed(self, space: Namespace | Attributes, name: str, over: bool) -> bool:
-        """False for what each turn of the loop writes before it reads it, and nobody reads behind the loop."""
+        """False for a variable that each body writes before it reads it, and that nothing reads after the loop."""
         if self._reads is None or not isinstance(space, Namespace) or _of(space) != self._of:
             return True
         certain = name in self._reads.certain and not over
@@ -84,12 +84,12 @@ class Untouched:
 
 
 def _of(space: Namespace) -> int:
-    """A number for the code whose variables these are: of one function, or of one module."""
+    """A number for the code whose variables these are: a function's or a module's."""
     return id(space.frame.f_code if space.owner is space.frame else space.owner)
 
 
 def _alike(kept: object, present: object) -> bool:
-    """True also where the present value is not plain, so that nobody would write it."""
+    """True if the values are equal, or the present one is not plain, so that it would not be written anyway."""
     if isinstance(kept, GrownCopy) or still(kept, present):
         return still(kept, present)
     try:

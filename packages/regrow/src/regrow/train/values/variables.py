@@ -1,9 +1,9 @@
-"""The script's own plain variables around its steps (`seen += 1`): put back with a step, handed to newcomers.
+"""The script's own plain variables around its steps (`seen += 1`): restored with a step, sent to newcomers.
 
-They are those of the functions under way while the script asks for a step and enters it, and of their modules, and the
-attributes of objects that hold what is protected (`train/attributes/keepers.py`). A variable that holds anything but
-plain values, at either end of what is to be done with it, is left alone, and nothing here fails a training. Arrays
-count as plain in variables that the loop's body may read before it writes them: these carry something to the next body.
+These are variables of the functions that run while the script requests and enters a step, and of their modules, and
+attributes of objects that hold protected objects (`train/attributes/keepers.py`). A variable is left alone if it holds
+other than plain values when it is kept or restored, and nothing here ends a training. Arrays count as plain in
+variables that the loop's body may read before it writes them: such a variable carries something to the next body.
 """
 
 import contextlib
@@ -41,25 +41,25 @@ from regrow.train.values.spaces import Frames, Space, Spaces
 from regrow.train.values.unkept import Unkept
 
 Values = dict[str, object]
-"""Of one namespace: what of its variables is kept, by name."""
+"""Kept values of the variables of one namespace, by name."""
 _Places = set[tuple[str, str]]
 _Encoded = dict[str, bytes]
 P = ParamSpec("P")
 _NAMES = 1_000
 """Most variables of each call and of its module."""
 _CONTAINERS, _BYTES = 64, 16 << 20
-"""Most containers, and bytes of arrays, of each of them."""
+"""Most containers in each namespace, and most bytes of arrays."""
 _MISSING, _VALUES, _SINGLE, _OWN = object(), PLAIN | ARRAYS, ATOMS | ARRAYS, frozenset({int, str, PosixPath})
 _OVER = ""
-"""Told in the place of a variable by who has left the loop."""
+"""Sent in place of a variable's name by a rank that has left the loop."""
 _ANSWERS = "\n"
-"""Told in the place of a variable: what collectives since the last step have answered."""
+"""Sent in place of a variable's name: the answers of collectives since the last step."""
 _UNKEPT = "\t"
-"""Told before a place: the fingerprint of what is there and not sent."""
+"""Prefix of a place for which a fingerprint is sent instead of the value."""
 
 
 def leaves_training_alone(function: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """Whatever the script's values make of this, its training goes on without them."""
+    """Decorator: an error in `function` ends the following of the script's variables, and training goes on."""
 
     @functools.wraps(function)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -73,43 +73,43 @@ def leaves_training_alone(function: Callable[Concatenate[Any, P], None]) -> Call
 
 
 class Variables:
-    """The plain variables of one script. `shared`: addresses of protected memory."""
+    """The plain variables of one script. `shared`: returns addresses of protected memory."""
 
     def __init__(self, shared: Callable[[], set[int]] = set) -> None:
         self._shared = shared
         self.places = Spaces()
-        """Places of its values."""
+        """Places of the script's values."""
         self._unheard: dict[str, Values] = {}
-        """The script's own variables before those of others were received, while it asks for no step."""
+        """The script's own variables before those of others were received, until it requests a step."""
         self._first: dict[str, Values] = defaultdict(dict)
-        """Value of each when it was seen for the first time."""
+        """Value of each variable when it was seen for the first time."""
         self._now: dict[str, Values] = {}
         self._living: set[tuple[str, str]] = set()
-        """Those that were seen with two values."""
+        """Variables that were seen with two different values."""
         self._left: dict[str, bytes] | None = None
         """Values to send once the script has left its loop."""
         self._instead: dict[str, bytes] | None = None
-        """Values to send meanwhile: those of an earlier moment."""
+        """Values to send meanwhile instead of `_left`: those of an earlier moment."""
         self.over = False
-        """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
+        """True if the script has left its loop, or those of the ranks that sent values had, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
         self._made: dict[tuple[str, str], list[str]] = {}
-        """Of flags: what was made in the body in which they have changed."""
-        self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
-        self._again = False  # what a body that runs again has made before is made in it
+        """For each flag: names of things made in the body in which it has changed."""
+        self._learnt: dict[str, Values] = {}  # values of the variables after the rehearsal
+        self._again = False  # True for a body that runs again: things that its first attempt made count as made in it
         self.is_newcomer = self.rehearsed = False
-        """True once a newcomer has bound what the script has: what appears later is told, too."""
+        """`rehearsed`: True after the rehearsal; variables that appear later are sent to newcomers, too."""
         self.withheld: frozenset[str] = frozenset()
-        """Those that are not taken over, by what they are told as."""
+        """Places whose received values are not taken over."""
         self.answers: Callable[[], bytes] = bytes
-        """Answers of collectives since the last step, if newcomers may come to them."""
+        """Returns answers of collectives since the last step, if newcomers may need them."""
         self.receive_answers: Callable[[bytes], object] = len
         self.mine: Mapping[str, bytes] = {}
-        """Told to this rank before it was replaced, with what others tell; and of it what was taken over."""
+        """Values that this rank's former worker left for it; `kept`: places of those that were taken over."""
         self.kept: list[str] = []
         self.anew: list[str] = []
-        """Those that this rank begins anew, as nobody can give them."""
+        """Places of values that this rank begins anew, as nobody can send them."""
         self._since = time.time(), time.monotonic()
         self._unkept = Unkept(self.places, self.is_clock)
         self.notes: list[str] = []
@@ -118,36 +118,35 @@ class Variables:
     # --- one step ----------------------------------------------------------------------------------------------
 
     def follow(self, frames: Frames, objects: Iterable[Attributes] = (), keepers: Keepers | None = None) -> None:
-        """From now on: `frames` gives the script's calls under way, innermost first.
-
-        They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
+        """Follow the script's variables from now on. Frames are not kept, as they would keep the values of steps alive.
 
         Args:
-            objects: what is around the loop and holds plain values; `keepers` finds more of it.
+            frames: returns the script's running calls, innermost first.
+            objects: objects around the loop that hold plain values; `keepers` finds more of them.
         """
         self.places.follow(frames, objects, keepers)
         self._glances = {}
 
     @leaves_training_alone
     def requests_step(self) -> None:
-        """The script asks for a step: what it is in now, and when it enters that step, counts."""
+        """Find the variables to follow, as the script requests a step; they must still exist as it enters the step."""
         self._unheard = {}
         if self.places.requests_step():
             self._glances = {}
 
     @leaves_training_alone
     def enters(self) -> None:
-        """The script enters the step that it has asked for."""
+        """Follow only variables that still exist as the script enters the step that it has requested."""
         self.places.enters()
 
     def take(self) -> dict[str, Values]:
-        """The variables as they are now."""
+        """Copies of the variables as they are now, by namespace."""
         self._look()
         return self._now
 
     @leaves_training_alone
     def begin(self) -> None:
-        """The loop begins here: called before the rehearsal, and when what it has changed is put back."""
+        """Take fingerprints before the rehearsal; after it, note the values that it has changed and nobody restores."""
         if (changed := self._unkept.begin(self._now)) and not self.is_newcomer:
             shown = ", ".join(f"`{key}` of {name}" for name, key in (each.split("\n") for each in changed[:4]))
             self.notes.append(f"the rehearsal of the loop's body has changed {shown}, which nobody puts back")
@@ -169,7 +168,7 @@ class Variables:
                     known = former.get(key)
                     try:
                         value = known if still(known, value) else keep(value, arrays(key))
-                    except (NotPlain, TooLarge, RuntimeError, TypeError, ValueError):  # it costs itself alone
+                    except (NotPlain, TooLarge, RuntimeError, TypeError, ValueError):  # others are still followed
                         continue
                 values[key] = value
                 if type(value) is bool and former.get(key, value) is not value:
@@ -180,12 +179,12 @@ class Variables:
                     self._living.add((name, key))
                 thing = getattr(known, "thing", None)
                 if thing is not None and (name, key) in self._living and thing is not getattr(value, "thing", None):
-                    first[key] = _MISSING  # an epoch's list is not kept beyond it
+                    first[key] = _MISSING  # do not keep an epoch's list beyond the epoch
             self._glances[name] = Glance(there, values, self.places.elsewhere, arrays)
         self._again = False
 
     def _made_now(self, space: Space, there: Mapping[str, object]) -> list[str]:
-        """Names, since the last look, of what is no plain value; without those that each body makes for itself."""
+        """Names that got a value that is not plain since the last look, except those that each body makes anew."""
         others = {
             key for key, value in there.items() if type(key) is str and not self.places.is_value(space, key, value)
         }
@@ -210,7 +209,7 @@ class Variables:
 
     @leaves_training_alone
     def put_back(self, then: Mapping[str, Values], *, in_place: bool = True) -> None:
-        """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
+        """Restore the variables; containers in place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
         spaces, shared = self.places.now() if then else {}, functools.cache(self._shared)
@@ -231,7 +230,7 @@ class Variables:
             for key, kept in values.items():
                 present = now.get(key)
                 if not self.places.follows(space, key, present) or (stays and kept is None and type(present) in ARRAYS):
-                    continue  # the latter was made together with something that stays
+                    continue  # the array was made together with something that stays
                 if self._stays(space, kept, present, in_place=in_place):
                     continue
                 if isinstance(kept, PlainCopy | GrownCopy):
@@ -246,7 +245,7 @@ class Variables:
                 space.write(changed)
 
     def _stays(self, space: Space, kept: object, present: object, *, in_place: bool) -> bool:
-        """True for what is never sent, and was made by now; or where a newcomer builds on what it has found out."""
+        """True for a value that is never sent and was made by now, or that a newcomer found out and builds on."""
         rehearses = self.is_newcomer and not self.rehearsed
         if kept is None:
             here = type(present) in ARRAYS and isinstance(space, Attributes) and not space.carries
@@ -254,23 +253,23 @@ class Variables:
         return (not in_place or rehearses) and stays_here(kept)
 
     def _has_made(self, space: Space, values: Values, now: Values) -> bool:
-        """True if something that is no plain value is where nothing was."""
+        """True if a variable that had no value now has one that is not plain."""
         new = [key for key, kept in values.items() if kept is None and plain_kind(type(now.get(key))) not in _VALUES]
         return any(isinstance(space, Attributes) or self.places.carries(space, key) for key in new)
 
     def postpone(self) -> None:
         """Keep the script's own values until the code after its step has run; the received ones already include it."""
         own, self._unheard = self._unheard, {}
-        self.put_back(own, in_place=False)  # an array may be one of what was received
+        self.put_back(own, in_place=False)  # an array may be one of the received ones
 
     # --- as others read and receive them -----------------------------------------------------------------------
 
     def encoded(self) -> dict[str, bytes]:
-        """The variables that change, as they are now, each with how it is to be taken over."""
+        """Variables that change, encoded as they are now, by place, each with the way to take it over."""
         return self.encoded_values() | ({_ANSWERS: answers} if (answers := self.answers()) else {})
 
     def encoded_values(self) -> dict[str, bytes]:
-        """The same without what collectives have answered."""
+        """As `encoded`, without the answers of collectives."""
         if self._left is not None:
             return self._left if self._instead is None else self._instead
         return self._all(None) | self._mark
@@ -280,19 +279,19 @@ class Variables:
         return {_OVER: b""} if self.over else {}
 
     def own(self, which: _Places, values: Mapping[str, Values] | None) -> dict[str, bytes]:
-        """Some of these, or of those of the last look, of which nothing is learnt. None that is long or on a device."""
+        """Encode these variables, of `values` or else of the last look; without long lists and arrays on a device."""
         there = self._now if values is None else values
         near = {(name, key) for name, key in which if is_near(there.get(name, {}).get(key), OWN_MOST)}
         return self._encoded(there, near, tail=0)
 
     def sampled(self) -> dict[str, bytes]:
-        """Those that ranks compare: of long lists their last values alone."""
+        """Encode the variables that ranks compare; of a long list only the last values."""
         found = self.encoded_values() if self._left is not None else self._all(16)
         return {place: found[place] for place in self.carried(found)}
 
     def _all(self, tail: int | None) -> dict[str, bytes]:
         found = self._encoded(self.take(), tail=tail)
-        with contextlib.suppress(Exception):  # whatever the script has there, the step goes on
+        with contextlib.suppress(Exception):  # no value of the script may end the step
             found |= {_UNKEPT + place: mark for place, mark in self._unkept.changed(self._now).items()}
         return found
 
@@ -303,7 +302,7 @@ class Variables:
 
     @leaves_training_alone
     def _encode(self, values: Mapping[str, Values], reported: _Encoded, which: _Places, tail: int | None) -> None:
-        room = 3 * _BYTES  # all of it travels in one message
+        room = 3 * _BYTES  # all values travel in one message
         for name, key in sorted(which):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first.get(name, {}).get(key)
             if kept is _MISSING or (tail == 0 and has_grown(kept)):
@@ -320,7 +319,7 @@ class Variables:
                 reported |= {place: data} if fits else {_UNKEPT + place: b"?"} if tail != 0 else {}
 
     def carried(self, places: Iterable[str]) -> list[str]:
-        """Those that a body may read before it writes them, and attributes that no rank finds out for itself."""
+        """Places that a body may read before it writes them, and attributes that a rank does not find out by itself."""
         found = []
         for place in places:
             name, _, key = place.partition("\n")
@@ -340,7 +339,7 @@ class Variables:
 
     @leaves_training_alone
     def receive(self, reported: Mapping[str, bytes]) -> None:
-        """Take over what others have told."""
+        """Take over variables that other ranks have sent."""
         reported, self.kept = {**reported, **self.mine}, []
         self.receive_answers(reported.pop(_ANSWERS, b""))
         self._unheard = self.take()
@@ -361,16 +360,16 @@ class Variables:
             present = now[name].get(key)
             try:
                 in_place, value, made, by_all = received(data)
-            except StateError:  # of a class in a module that this process has not imported
+            except StateError:  # its class is in a module that this process has not imported
                 unkept[place] = b"?"
                 continue
             if not self.places.follows(spaces[name], key, present) or plain_kind(type(value)) not in _VALUES:
                 continue
             if any(now[name].get(str(each)) is None for each in made):
-                continue  # a flag that something is made, which is not here: it would not be made
+                continue  # this flag says that something is made, but it does not exist here and would not be made
             mine, space = self._learnt.get(name, {}).get(key), spaces[name]
             if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.holds:
-                continue  # each rank finds it out for itself, as in its rehearsal: its rank, the path of its log
+                continue  # each rank finds out such a value by itself in its rehearsal: its rank, the path of its log
             self._living.add((name, key))
             untouched = self.places.untouched
             if untouched and untouched.receive(space, key, value, present, over=self.over):
@@ -385,16 +384,16 @@ class Variables:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def leave(self, *, over: bool) -> None:
-        """The script leaves its loop: what is told from now on is how the variables are now.
+        """Called when the script leaves its loop: from now on, the present values of the variables are sent.
 
         Args:
-            over: after a step that has happened, so that none follows.
+            over: True after a committed step, so that no step follows.
         """
         self.over = self.over or over
         self._left = self.encoded_values() | self._mark
         self.close()
 
     def close(self) -> None:
-        """The script's calls are followed no more."""
+        """Stop following the script's calls."""
         self.places.close()
         self._now = {}

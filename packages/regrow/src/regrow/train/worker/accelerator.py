@@ -1,6 +1,6 @@
-"""Waits for enqueued work of a device: a step is not ready before its gradients are computed.
+"""Waits for work that is enqueued on a device: a step is not ready before its gradients are computed.
 
-On a processor an operation is done when its call returns. On an accelerator it is only enqueued: a collective's
+On a CPU an operation is done when its call returns. On an accelerator it is only enqueued: a collective's
 `wait()` makes the stream wait, not the program, and after an abort the kernels after it run on partial sums.
 """
 
@@ -18,7 +18,7 @@ from regrow.devices.stream_points import StreamPoint
 
 
 class Accelerator(Protocol):
-    """Processor or device that computes the gradients."""
+    """The CPU or the device that computes the gradients."""
 
     enqueues: bool
     """True if work may still be under way when its call has returned, so that an abort may have cut it off unseen."""
@@ -36,7 +36,7 @@ class Accelerator(Protocol):
 
 
 class Processor:
-    """The CPU, on which no work is ever under way after its call."""
+    """The CPU, on which an operation is complete when its call returns."""
 
     enqueues = False
 
@@ -49,7 +49,7 @@ class Processor:
 
 
 class Devices:
-    """Accelerators of any kind, each with the stream that the script computes on.
+    """Accelerators of any kind, each with the stream on which the script computes.
 
     Args:
         devices: the devices that have protected tensors.

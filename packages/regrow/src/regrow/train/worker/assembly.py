@@ -1,4 +1,4 @@
-"""Construction of a worker's parts once its state is built, and set-up calls noted or answered while it builds."""
+"""Makes a worker's parts once its state is built, and records or answers set-up collectives while it builds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from regrow.train.worker.replica_digests import Sampler
 
 @dataclass
 class Assembly:
-    """Makes a worker's later parts from those that it has from its start."""
+    """Makes the parts of a worker that need its state, from those that it has from its start."""
 
     link: WorkerLink
     control: Control
@@ -104,7 +104,7 @@ class Assembly:
 
 
 class SetUpCalls:
-    """Collectives between the creation of a worker's groups and its loop.
+    """Records or answers collectives between the creation of a worker's groups and its loop.
 
     Args:
         link: the channel to the agent.
@@ -131,7 +131,7 @@ class SetUpCalls:
         groups.set_up = self._kind
 
     def stop(self) -> None:
-        """Stop, as the script has come to its loop."""
+        """Stop recording or answering, as the script has come to its loop."""
         self._groups.set_up = None
 
     def settle(self, state: ProtectedState) -> str:

@@ -39,9 +39,9 @@ class Body(CallObserver):
 
     Args:
         link: the channel to the agent.
-        control: knows the orders.
+        control: receives the orders.
         groups: this worker's groups.
-        faults: faults on demand.
+        faults: injects faults on demand.
         gate: lets a worker into its update.
     """
 
@@ -59,7 +59,7 @@ class Body(CallObserver):
         """True if all state was remembered at the beginning, since this body cannot be separated from its update."""
         self._costs_said = False
         self.recovery: Recovery | None = None
-        """Knows who reads this worker's state; None before the worker has arrived."""
+        """Provides the readers of this worker's state; None before the worker has arrived."""
         self.fetching = Fetching()
         self.own = OwnTime(link.env.spec.unit)
         self._counts = CallCounts(link.env.generation if link.env.role is Role.RANK else None)
@@ -82,17 +82,17 @@ class Body(CallObserver):
         self.ready()
 
     def _leave_own(self, step: StepNo, *, sure: bool, begun: bool) -> None:
-        """Put values that only this rank has where they outlive this process, for its replacement."""
+        """Store this rank's own values outside of this process, for the worker that replaces it."""
         if self._control.own and self.recovery is not None:
             values = own_values.left(self.recovery.state.variables, self._control.own, as_begun=begun)
             self._link.board.show_own(OwnValues(step, values, sure))
 
     def begin(self, state: ProtectedState | None) -> bool:
-        """Start an attempt; False if the generation is over. `state`: the state that it may change."""
+        """Start an attempt; False if the generation is over. `state`: the state that the body may change."""
         self.interrupt.clear()
         if not self._control.begin():
             return False
-        self._control.whole_body = self.whole_body  # the others learn it when this generation is over
+        self._control.whole_body = self.whole_body  # the other ranks learn of it when this generation is over
         self._whole = state is not None and self.whole_body
         if state is not None and self._whole:
             state.begin(whole=True)
@@ -102,7 +102,7 @@ class Body(CallObserver):
         return True
 
     def called(self, name: str, size: int) -> None:
-        """As `CallObserver.called`."""
+        """Count a collective of the body: see `CallObserver.called`."""
         self.fetching.called(name, size)
         self.updates.called(name, size)
         self._counts.called(size, self._link.env.world)
@@ -124,12 +124,12 @@ class Body(CallObserver):
 
     @property
     def whole_body(self) -> bool:
-        """True if an abort undoes the body together with its updates, because its collectives are mixed with them."""
+        """True if an abort undoes the body together with its updates, as collectives are mixed with them."""
         return self._control.whole_body or bool(self.updates.torn_apart)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Context of the rehearsal, in which updates are its own; their properties are remembered."""
+        """Context of the rehearsal: updates are applied locally, and their properties are remembered."""
         self.rehearsing = True
         self.updates.begin(learning=True)
         self._counts.rehearse()
@@ -142,37 +142,37 @@ class Body(CallObserver):
             self.rehearsing = False
 
     def watch(self, objects: Iterable[object]) -> None:
-        """Watch these protected objects: which of them a body changes, and when."""
+        """Watch these protected objects, to learn which of them a body changes, and when."""
         known = list(objects)
         self.updates.watch(known)
         if self._finite is not None:
             self._finite.watch(known)
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The script has logged these numbers of this rank."""
+        """Check numbers of this rank that the script has logged, if numbers are checked."""
         if self._finite is not None:
             self._finite.logged(numbers)
 
     def stepped(self, optimizer: object) -> None:
-        """A protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
         self.updates.stepped(optimizer)
 
     def enter(self) -> None:
-        """The script enters the body of a step, in which it can be interrupted."""
+        """Note that the script enters the body of a step, in which it can be interrupted."""
         self.entered = True
 
     def left(self) -> None:
-        """The script has left the body; the code that follows is not part of it."""
+        """Note that the script has left the body; the code that follows is not part of it."""
         self.entered = False
         self.updates.end_body()
         if self.rehearsing:
             self.updates.ended()
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is.
+        """Called before protected state changes. Raises `GenerationHalted` if the state must not change.
 
         Args:
-            last_collective: makes the exchange that all ranks still need before they update.
+            last_collective: makes the last exchange that all ranks need before they update.
             closure: the optimizer has a closure that computes gradients.
         """
         if self.rehearsing:
@@ -191,7 +191,7 @@ class Body(CallObserver):
         self.updates.began(closure=closure)
 
     def _must_vote(self) -> bool:
-        """True if the others must be asked before the update. Raises `CollectiveMisuse` if no collective was called."""
+        """True if all ranks must vote before the update. Raises `CollectiveMisuse` if no collective was called."""
         if not self._counted or self._control.halted:
             return False
         must_vote = self._counts.must_vote()
@@ -219,7 +219,7 @@ class Body(CallObserver):
         return self.conclude()
 
     def conclude(self) -> bool:
-        """Commit the step, all of whose changes are made."""
+        """Commit the step, as all its changes are made."""
         self._faults.leave()
         self._link.board.enter(Phase.OUTSIDE)
         done = isinstance(self._control.commit(), Committed)
@@ -232,7 +232,7 @@ class Body(CallObserver):
 
     @property
     def own_time(self) -> Seconds:
-        """Time that the newest body took up to its update without waiting for others; 0: not known."""
+        """Time that the newest body took up to its update without waiting for others; 0 if not known."""
         return self.own.seconds
 
     @property
@@ -242,7 +242,7 @@ class Body(CallObserver):
 
     @property
     def complete(self) -> bool:
-        """True if all changes of this step are made, so that an error now comes after it."""
+        """True if all changes of this step are made, so that an error now belongs to the code after it."""
         return self.begun and self._control.updating and self.updates.complete
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
@@ -257,7 +257,7 @@ class Body(CallObserver):
         if self.begun and not self._control.updating:
             self._put_back(state, step)
         elif self.begun:
-            state.attributes.put_back()  # the state is torn, and comes from others
+            state.attributes.put_back()  # the state is torn, and will be received from others
         if self._control.updating and self.updates.torn_apart and not self._control.whole_body:
             text = f"{self.updates.torn_apart} once step {step} had begun to update, which the rehearsal did not show"
             self._link.send(facts.WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))
@@ -313,7 +313,7 @@ class Body(CallObserver):
         """Start the `number`th restartable function since the last step; False if the generation is over.
 
         Args:
-            training: the state that it trains, if it is the whole training; None: it runs between two steps.
+            training: the state that it trains, if it is the whole training; None if it runs between two steps.
         """
         if not self.begin(training):
             return False

@@ -1,4 +1,4 @@
-"""A worker as the reader of its node's data cache."""
+"""Reads batches from a node's data cache for one worker."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from regrow.train.worker.control import Control
 
 
 class Reading:
-    """View of a worker that a wait for a batch needs.
+    """The part of a worker that a wait for a batch needs.
 
     Args:
         link: the channel to the agent, which starts producers.
-        control: knows whether the generation is over.
-        body: knows whether the read is for a rehearsal, or in a body.
+        control: reports whether the generation is over.
+        body: reports whether the read is for a rehearsal, or in a body.
     """
 
     def __init__(self, link: WorkerLink, control: Control, body: Body) -> None:
@@ -34,7 +34,7 @@ class Reading:
         return node.source
 
     def stop(self) -> None:
-        """End a wait for a batch, as the generation is over. From any thread."""
+        """End a wait for a batch, as the generation is over. May be called from any thread."""
         self._woken()
 
     # --- calls of the cache --------------------------------------------------------------------------------------

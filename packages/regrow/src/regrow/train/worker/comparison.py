@@ -1,4 +1,4 @@
-"""Replicas compare digests of their state between two steps: silent corruption is found within a few steps."""
+"""Compares digests of the replicas' state between two steps, so that silent corruption is found within a few steps."""
 
 import logging
 import struct
@@ -74,7 +74,7 @@ class Comparison:
         self._replicated = len(set(holdings)) < len(holdings)
 
     def go_back(self, form: orders.FormGeneration) -> None:
-        """Go back to the state that all replicas agreed on, unless this holder has it already.
+        """Go back to the state that all replicas agreed on, unless this worker has it already.
 
         Raises `StateError` if there is no such copy, `GenerationHalted` if the membership is given up.
         """
@@ -102,9 +102,9 @@ class Comparison:
     # --- comparing ---------------------------------------------------------------------------------------------
 
     def compare(self, step: StepNo, *, last: bool) -> bool:
-        """Before `step`, or after the last one: True if all replicas have the same state, or no comparison is due.
+        """Compare before `step`, or after the last one; True if all replicas have the same state, or none is due.
 
-        False: they differ, the coordinator was informed, and its verdict must be awaited. This is a collective, and
+        False if they differ, the coordinator was informed, and its verdict must be awaited. This is a collective, and
         raises what collectives raise.
         """
         if not self._replicated or not (last or step % self._every == 0):
@@ -128,7 +128,7 @@ class Comparison:
         return True
 
     def _exchange(self, mine: "_Look", far: float | None) -> tuple[list[Statement], int]:
-        """Statements of all ranks, and the largest number of blocks that one of them has."""
+        """Exchange statements with all ranks; also returns the largest number of blocks that one of them has."""
         env = self._link.env
         holding = xxhash.xxh3_64_intdigest(self._holding.encode())
         count = len(blocks(mine.inventory, mine.left_out))
@@ -169,7 +169,7 @@ class Comparison:
         self._control.fail()
 
     def _find(self, statements: list[Statement], mine: "_Look", most: int) -> list[Block]:
-        """The blocks in which this rank and its replicas differ. A collective of all ranks."""
+        """The blocks in which this rank and its replicas differ. This is a collective of all ranks."""
         digests = list(digest_blocks(mine.inventory, mine.tensors, mine.left_out))
         rows = self._groups.gather(torch.tensor(digests + [0] * (most - len(digests)), dtype=torch.int64))
         holding = next(each.holding for each in statements if each.rank == self._link.env.rank)
@@ -189,7 +189,7 @@ class _Kept(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The state of this rank as it is compared."""
+    """This rank's state in the form in which it is compared."""
 
     inventory: Inventory
     tensors: dict[str, torch.Tensor]

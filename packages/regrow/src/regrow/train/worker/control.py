@@ -1,4 +1,4 @@
-"""The worker's side of the membership protocol: a thread that carries out orders, and the transaction's lock."""
+"""The worker's side of the membership protocol: the thread that carries out orders, and the transaction's lock."""
 
 import os
 import threading
@@ -31,7 +31,7 @@ class WorkerPlace:
 
     @property
     def step(self) -> StepNo:
-        """The step that this worker is in or stands before."""
+        """The step that this worker is in, or will run next."""
         return self._transaction.step
 
     @property
@@ -56,7 +56,7 @@ class WorkerPlace:
 
     @property
     def waited_for(self) -> bool:
-        """True if a membership waits for this worker, or its release."""
+        """True if a membership waits for this worker, or if its release does."""
         return self._form is not None or self.released is not None
 
 
@@ -65,7 +65,7 @@ class Control(WorkerPlace):
 
     Args:
         link: the channel to the agent.
-        stop: ends whatever the training thread is blocked in (collectives, hydration, a forward pass).
+        stop: ends any call in which the training thread is blocked (a collective, hydration, a forward pass).
         arm: arms a fault on demand.
         stored: called when the agent has a copy of the state.
     """
@@ -90,7 +90,7 @@ class Control(WorkerPlace):
         self._changed = threading.Condition()
         self._form: orders.FormGeneration | None = None
         self.released: orders.ReleaseWorker | None = None
-        """Set when no rank needs this worker's state any more."""
+        """Order to release this worker, once no rank needs its state any more; None before."""
         self.over = False
         """True once all ranks have run the last step."""
         self.resized = False
@@ -100,16 +100,16 @@ class Control(WorkerPlace):
         self._snapshot_at: StepNo | None = None
         self.keep: KeepState | None = None  # order to put the state into the agent's memory; cleared when done
         self._proof: ProveReplacement | None = None
-        self.on_wanted: Callable[[], None] = lambda: None  # from the control thread
-        self.on_stop: Callable[[], None] = lambda: None  # before it says that it stands at the agreed step
+        self.on_wanted: Callable[[], None] = lambda: None  # called from the control thread
+        self.on_stop: Callable[[], None] = lambda: None  # called before it reports that it is at the agreed step
         self.whole_body = False
-        """True if bodies are undone with their updates, on all ranks, since some rank has seen that they must be."""
+        """True if bodies are undone with their updates, on all ranks, since some rank has found that necessary."""
         self.all_whole = False
         """True if all ranks of this generation undo bodies with their updates."""
         self.restart_index = 0
-        """Restartable function after its last step that this worker is in or may run next, from 1; 0: none."""
+        """Number of the restartable function after its last step that this worker is in or may run next; 0: none."""
         self.first_restart = 0
-        """Value of `restart_index` when a step has been committed."""
+        """Value of `restart_index` right after the commit of a step."""
         self._unreported_halt: Generation | None = None
         self._waiting = False  # whether the script waits for the coordinator's verdict
         self._wait_reported: Generation | None = None
@@ -192,7 +192,7 @@ class Control(WorkerPlace):
             waits = self._waiting
             if waits:
                 self._wait_reported = generation
-            index = self.first_restart if ready else self.restart_index  # where it will be when it has rolled forward
+            index = self.first_restart if ready else self.restart_index  # its place once it has updated
             name = self.link.env.worker
             halted = facts.WorkerHalted(name, generation, state_at, ready, index, self.verified, stands=waits)
             if self.whole_body or state_at == NO_STATE:
@@ -201,7 +201,7 @@ class Control(WorkerPlace):
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Context of the script's wait for the coordinator; a halted worker reports it, as others wait for that."""
+        """Context in which the script waits for the coordinator; a halted worker reports it to the others."""
         with self._changed:
             self._waiting = True
             halted, state_at = self._transaction.halted, self._transaction.state_at
@@ -235,20 +235,20 @@ class Control(WorkerPlace):
         return ready
 
     def update(self) -> bool:
-        """Start to change protected state; False if it must stay as it is, or a verdict has to be awaited."""
+        """Begin the update; False if protected state must not change, or a verdict has to be awaited."""
         with self._changed:
             return self._transaction.update()
 
     def await_verdict(self) -> bool:
         """After `update` was refused to a ready worker, wait for the next membership, which decides about the step.
 
-        True: the update has begun. The membership is left for `await_form`. Raises `DeadlineExceeded`.
+        True if the update has begun. `await_form` will still return the membership. Raises `DeadlineExceeded`.
         """
         with self._at_rest():
             if not self._changed.wait_for(lambda: self._form is not None or self.keep is not None, self._patience):
                 late = f"no verdict on generation {self.generation} within {self._patience:.0f} s"
                 raise DeadlineExceeded(late, hint="see the coordinator's log")
-            form = self._form  # None: the state is kept as it is before the update
+            form = self._form  # None: protected state stays as it was before the update
             return form is not None and form.restore is None and self._transaction.roll_forward(form.step)
 
     def commit(self) -> Committed | Aborted:
@@ -274,12 +274,12 @@ class Control(WorkerPlace):
 
     @property
     def state_at(self) -> StepNo | None:
-        """Step before which this worker's state stands; None in the middle of a body."""
+        """The n of this worker's `state@n`; None in the middle of a body."""
         return self._transaction.state_at
 
     @property
     def holds_state(self) -> bool:
-        """True if this worker has state, which must not be given up before newer state has arrived."""
+        """True if this worker has state, which must not be dropped before newer state has arrived."""
         state_at = self._transaction.state_at
         return state_at is not None and state_at >= 0
 
@@ -306,7 +306,7 @@ class Control(WorkerPlace):
         """Enter the new generation; None if it was given up meanwhile.
 
         Args:
-            sharded: its ranks have different parts of the state, and vote.
+            sharded: the generation's ranks have different parts of the state, and vote.
             restarts: restartable functions after the last step are still to be run.
         """
         with self._changed:
@@ -321,7 +321,7 @@ class Control(WorkerPlace):
             return outcome
 
     def _notify(self) -> None:
-        """Report the state's position, if it was not known when the halt came."""
+        """Report the step of this worker's state, if it was not known when the generation was halted."""
         with self._changed:
             generation, state_at = self._unreported_halt, self._transaction.state_at
             if generation is None or state_at is None:
@@ -346,7 +346,7 @@ class Control(WorkerPlace):
         return self.released is not None or self.keep is not None or self._snapshot_wanted
 
     def peek_form(self) -> orders.FormGeneration:
-        """Wait for the next membership, which is left for `await_form`. Raises `DeadlineExceeded`."""
+        """Wait for the next membership, which `await_form` will still return. Raises `DeadlineExceeded`."""
         with self._at_rest():
             self._changed.wait_for(lambda: self._form is not None, self._patience)
             if self._form is None:
@@ -354,14 +354,14 @@ class Control(WorkerPlace):
             return self._form
 
     def await_proof(self) -> ProveReplacement | None:
-        """Wait for the order to prove a replacement; None: the worker is needed, or no order came in time."""
+        """Wait for the order to prove a replacement; None if the worker is needed, or no order came in time."""
         with self._at_rest():
             self._changed.wait_for(lambda: self.waited_for or self._proof is not None, self._patience)
             proof, self._proof = self._proof, None
             return None if self.waited_for else proof
 
     def await_form(self) -> orders.FormGeneration | None:
-        """Wait for the next membership; None: this worker is released instead, or a copy of its state is wanted.
+        """Wait for the next membership; None if this worker is released instead, or a copy of its state was requested.
 
         Raises `DeadlineExceeded`.
         """
@@ -379,7 +379,7 @@ class Control(WorkerPlace):
     def await_release(self, *, goes_on: bool) -> bool:
         """Wait until all ranks have finished; with `goes_on`, until they have finished their steps.
 
-        False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
+        False if the generation is over before that, or a snapshot of the last state is due. Raises `DeadlineExceeded`.
         """
         with self._changed:
 
@@ -394,5 +394,5 @@ class Control(WorkerPlace):
                     f"the other ranks did not finish within {self._patience:.0f} s",
                     hint="did one leave the loop early?",
                 )
-            # A worker that leaves a job that goes on is halted, and then released.
+            # A worker that leaves a job that continues is first halted, and then released.
             return let_go() and not self.halted

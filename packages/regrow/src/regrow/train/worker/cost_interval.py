@@ -1,4 +1,4 @@
-"""Interval between actions that cost time, chosen so that they take at most a given part of each step. Pure."""
+"""Chooses the interval between actions that cost time, so that they take at most a given part of each step. Pure."""
 
 from regrow.core.ids import Seconds, StepNo
 

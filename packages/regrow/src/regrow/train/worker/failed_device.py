@@ -1,4 +1,4 @@
-"""End of a worker whose accelerator has failed: only another process can use it; the error is not the script's."""
+"""Ends a worker whose accelerator has failed: only another process can use it, and the error is not the script's."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def judge_failure(link: WorkerLink, error: BaseException) -> None:
     began = time.monotonic()
     try:
         found = memory_return.await_return()
-    except RuntimeError:  # the device does not report its memory any more; the error that is known counts
+    except RuntimeError:  # the device does not report its memory any more, so the known error counts
         return
     text = f"rank {link.env.rank} found too little memory on its device, as it came after others"
     took = f"{time.monotonic() - began:.0f} s later {found / 2**30:.1f} GiB more were free"
@@ -51,7 +51,7 @@ def leave_if_device_failed(link: WorkerLink, error: BaseException) -> None:
         text = f"the {accelerators.kind().upper()} device of rank {link.env.rank} has failed ({why}): {_CURE}"
         link.send(facts.WorkerNoted(link.env.worker, text))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the script may have closed its own
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed its own streams
             if stream is sys.stderr:
                 stream.write(report(error).traceback)
             stream.flush()

@@ -1,4 +1,4 @@
-"""Faults on demand inside a worker. Nothing here runs unless a fault was armed."""
+"""Injects faults on demand into a worker. Nothing here runs unless a fault was armed."""
 
 import os
 import signal
@@ -24,13 +24,13 @@ _GLANCE_S: Seconds = 0.01
 
 
 class FaultInjector(CallObserver):
-    """Strikes armed faults at their stage.
+    """Causes armed faults at their stages.
 
     Args:
         link: reports each fault before it strikes.
         groups: used to strike in the middle of a reduction.
         parameters: returns the protected parameters; a hook on one of them strikes in the backward pass.
-        halted: True if the generation is over for this worker, which ends a pause.
+        halted: returns True if the generation is over for this worker, which ends a pause.
     """
 
     in_hooks = True
@@ -50,7 +50,7 @@ class FaultInjector(CallObserver):
 
     @property
     def armed(self) -> bool:
-        """True if there is a fault to strike."""
+        """True if a fault is armed."""
         return bool(self._armed)
 
     def arm(self, *specs: FaultSpec) -> None:
@@ -73,13 +73,13 @@ class FaultInjector(CallObserver):
             self._receive(FaultStage.REDUCE)
 
     def enter_between(self, step: StepNo) -> None:
-        """Called before a restartable function between two steps runs."""
+        """Prepare for faults in a restartable function between two steps, which is about to run."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
             self._receive(FaultStage.BETWEEN)
 
     def answered(self, name: str) -> None:
-        """As `CallObserver.answered`; called only while one of these stages is due."""
+        """Called when a collective has returned, while a fault at that stage is due: see `CallObserver.answered`."""
         stage = self._received
         if stage is not None and (stage is FaultStage.BETWEEN or "reduce" in name):
             self.inject(stage, self._step)
@@ -96,7 +96,7 @@ class FaultInjector(CallObserver):
         if not trained or is_distributed(trained[middle]):
             # The forward runs on the gathered parameter, so no gradient reaches a hook on the shard.
             return [register_module_full_backward_pre_hook(lambda *_: self.inject(FaultStage.BACKWARD, step))]
-        # The middle one may get no gradient in this body, for example in an average of weights; the next one does.
+        # The middle parameter may get no gradient in this body, as in an average of weights; the next one does.
         return [
             parameter.register_hook(lambda grad: self.inject(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
             for parameter in trained[: middle + 1]
@@ -126,7 +126,7 @@ class FaultInjector(CallObserver):
         return (spec.stage is stage or at_once) and spec.step in (None, self._step)
 
     def inject(self, stage: FaultStage, step: StepNo) -> None:
-        """Strike if a fault is due at this stage of this step."""
+        """Cause the fault that is due at this stage of this step, if there is one."""
         self._step = step
         spec = self._due(stage)
         if spec is None:

@@ -1,4 +1,4 @@
-"""Collectives called by a loader while it fetches a batch: no newcomer could take part, so they are refused."""
+"""Refuses collectives that a loader calls while it fetches a batch, as no newcomer could take part in them."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from regrow.data.naming import name_of
 
 
 class Fetching:
-    """Knows whether the training thread is in the script's loader."""
+    """Records whether the training thread is in the script's loader."""
 
     def __init__(self) -> None:
         self._loader = ""
@@ -25,7 +25,7 @@ class Fetching:
             self._loader = ""
 
     def called(self, name: str, size: int) -> None:
-        """Called for each collective of `size` ranks. Raises `UsageError` if the loader calls it."""
+        """Check a collective of `size` ranks, as it is called. Raises `UsageError` if the loader calls it."""
         if self._loader and size > 1 and threading.get_ident() == self._thread:
             raise UsageError(
                 f"{self._loader} calls {name} while it fetches a batch; a rank that is replaced fetches its batches "

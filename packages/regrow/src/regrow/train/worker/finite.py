@@ -1,4 +1,4 @@
-"""`--check-for-nan`: before an update all ranks agree that the step's numbers are finite, or which rank's were not.
+"""`--check-for-nan`: before an update all ranks agree that the step's numbers are finite, or find the rank at fault.
 
 A number that is not finite spreads to all ranks by a sum, and by the next forward. So each rank notes the number of
 collectives that it had called in the body when its first such number appeared: in a loss that it logged, or in the
@@ -29,7 +29,7 @@ _SUMS = {reductions.number(kind) for kind in (torch.distributed.ReduceOp.SUM, to
 
 
 class Seen(NamedTuple):
-    """Findings of one rank in a step, or the minimum over all ranks. `2**62`: nothing.
+    """Findings of one rank in a step, or their minimum over all ranks. `2**62`: no such number.
 
     `loss`, `given`: `collectives * world + rank` at the first number that is not finite; `gradients`: the rank, if its
     gradients before the update are not finite; `all_of_them`: 1 if those of all ranks are not finite.
@@ -51,7 +51,7 @@ class Blame(NamedTuple):
 
 
 def judge(least: Seen, *, world: int, sharded: bool) -> Blame | None:
-    """Find the rank with the first number that is not finite; None: nothing is wrong. The same result on all ranks.
+    """Find the rank with the first number that is not finite; None if all are. The result is the same on all ranks.
 
     Inputs of a sum count only if they affected a loss or the gradients used: a scaler's overflow does not.
     """
@@ -131,7 +131,7 @@ class NumberCheck(CallObserver):
         self._clear()
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The script has logged these numbers of the step."""
+        """Note those of the logged numbers that are to be checked."""
         if not self._within:
             return
         for name, value in numbers.items():
@@ -140,7 +140,7 @@ class NumberCheck(CallObserver):
                 self._logged[name] = (self._calls, value)
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """As `CallObserver.starts`."""
+        """Note the input of a collective that starts, if it is a sum: see `CallObserver.starts`."""
         if not self._within:
             return
         at, self._calls = self._calls, self._calls + 1
@@ -222,7 +222,7 @@ def _wrong_there(part: torch.Tensor) -> torch.Tensor:
 
 
 def _not_finite(value: torch.Tensor | float) -> torch.Tensor | bool:
-    """As `_wrong`, of a number."""
+    """True if a number is not finite; for a device's tensor, a tensor that says so, to avoid waiting for it."""
     if type(value) is torch.Tensor and on_accelerator(value):
         return _wrong_there(value)
     return not bool(torch.isfinite(torch.as_tensor(value)).all())

@@ -1,4 +1,4 @@
-"""Interrupts a forward pass whose result is not needed, at its next module call. Costs nothing until it is used."""
+"""Interrupts a forward pass whose result is not needed, at its next module call. Costs nothing in other forwards."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from regrow.core.ids import Seconds
 
 
 class ForwardInterrupt:
-    """Raises `GenerationHalted` in the thread that made it, at the next call of any module, while `wanted()`."""
+    """Raises `GenerationHalted` in the thread that made it, at the next call of a module, while `wanted()` is True."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
@@ -23,7 +23,7 @@ class ForwardInterrupt:
         """True if it has raised since it was cleared."""
 
     def set(self) -> None:
-        """Interrupt from now on; from any thread."""
+        """Interrupt from now on. May be called from any thread."""
         with self._lock:
             self._set.set()
             if self._handle is None:

@@ -1,4 +1,4 @@
-"""Time that a body works without waiting for others: it separates slow ranks from those that wait for them.
+"""Measures how long a body works without waiting for others: this separates slow ranks from those that wait for them.
 
 It is the time up to the update in which no collective is under way. If the end of collectives cannot be seen (on a GPU)
 it is the time up to the first collective: of the host only, which may be ahead of its device.
@@ -11,7 +11,7 @@ _POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
 class OwnTime:
-    """Own time of one worker, body by body.
+    """Measures the own time of one worker in each body.
 
     Args:
         unit: ranks of one replica.
@@ -21,14 +21,14 @@ class OwnTime:
         self._unit = unit
         self._begun: Seconds | None = None
         self.seconds: Seconds = 0.0
-        """Own time of the newest body; 0: not known."""
+        """Own time of the newest body; 0 if not known."""
 
     def begin(self) -> None:
-        """A body begins."""
+        """Start the clock of a body."""
         self._begun, self.seconds = FLIGHT.idle(), 0.0
 
     def called(self, name: str) -> None:
-        """The body calls a collective."""
+        """Note that the body calls a collective: stop the clock if the collective's end cannot be seen."""
         if self._begun is None:
             return
         if name in _POINT_TO_POINT and self._unit == 1:
@@ -37,7 +37,7 @@ class OwnTime:
             self.end()
 
     def end(self) -> None:
-        """The body has reached its update, now or before."""
+        """Stop the clock, unless it has stopped: the body has reached its update."""
         if self._begun is not None:
             self.seconds = FLIGHT.idle() - self._begun
             self._begun = None

@@ -35,7 +35,7 @@ class AttemptBody(Protocol):
 
     @property
     def own_time(self) -> Seconds:
-        """Time that the newest body took up to its update without waiting for others; 0: not known."""
+        """Time that the newest body took up to its update without waiting for others; 0 if not known."""
 
     @property
     def in_flight(self) -> bool:
@@ -43,34 +43,34 @@ class AttemptBody(Protocol):
 
     @property
     def complete(self) -> bool:
-        """True if all changes of this step are made, so that an error now comes after it."""
+        """True if all changes of this step are made, so that an error now belongs to the code after it."""
 
     def watch(self, objects: Iterable[object]) -> None:
-        """Watch these protected objects: which of them a body changes, and when."""
+        """Watch these protected objects, to learn which of them a body changes, and when."""
 
     def begin_step(self, number: StepNo, state: ProtectedState) -> bool:
         """Start the body of a step; False if the generation is over."""
 
     def enter(self) -> None:
-        """The script enters the body of a step."""
+        """Note that the script enters the body of a step."""
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is."""
+        """Called before protected state changes. Raises `GenerationHalted` if the state must not change."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The script has logged these numbers of this rank."""
+        """Check numbers of this rank that the script has logged, if numbers are checked."""
 
     def stepped(self, optimizer: object) -> None:
-        """A protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
 
     def left(self) -> None:
-        """The script has left the body."""
+        """Note that the script has left the body."""
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
-        """Commit a body without an error; False if it must run again all the same. Raises as `before_update`."""
+        """Commit a body without an error; False if it must run again all the same. Raises errors of `before_update`."""
 
     def conclude(self) -> bool:
-        """Commit the step, all of whose changes are made."""
+        """Commit the step, as all its changes are made."""
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
         """Undo the changes of a failed attempt. False outside a job: there the error is the script's."""
@@ -86,11 +86,11 @@ class AttemptBody(Protocol):
 
 
 class ProofParty(Protocol):
-    """View of a worker that shadow proofs need; implemented by `shadow_proofs.py`."""
+    """The part of a worker that shadow proofs need; implemented by `shadow_proofs.py`."""
 
     @property
     def wanted(self) -> str:
-        """Detail in which a newcomer wants the trace of this worker's next step; empty: no newcomer wants it."""
+        """Level of detail of the trace that a newcomer wants of this worker's next step; empty if none is wanted."""
 
     @property
     def held_up(self) -> Seconds:
@@ -104,13 +104,13 @@ class ProofParty(Protocol):
         """Offer the state before `step`, to be read until the step's update."""
 
     def publish(self, trace: bytes | None) -> None:
-        """Publish the trace of the offered step; None: it was given up."""
+        """Publish the trace of the offered step; None if it was given up."""
 
     def listen(self, tape: Tape | None) -> None:
         """Send all collectives to this tape from now on."""
 
     def await_order(self) -> ProveReplacement | None:
-        """Wait for an order to prove a replacement; None: this worker has a rank, or is released."""
+        """Wait for an order to prove a replacement; None if this worker has a rank, or is released."""
 
     def in_place(self, order: ProveReplacement) -> AbstractContextManager[None]:
         """Context in which this worker appears to its script as the rank to be proven."""
@@ -126,7 +126,7 @@ class ProofParty(Protocol):
 
 
 class WaitingRoom(Protocol):
-    """Waiting of a worker for the others."""
+    """Interface to a worker's waits for the other ranks."""
 
     def checkpoint(self) -> None:
         """At a step's boundary, take the copies of the state that are due."""
@@ -142,7 +142,7 @@ class WaitingRoom(Protocol):
         """Change of the world's size since the last call, if there was one."""
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
-        """After the last step, wait until no rank needs this one's state; False if a new membership must be formed.
+        """After the last step, wait until no rank needs this rank's state; False if a new membership must be formed.
 
         Args:
             goes_on: wait only until all have run the last step; this is called again at the end of the script.
@@ -169,18 +169,18 @@ class WorkerGroups(Protocol):
 
 
 class Participation(Protocol):
-    """A worker's part in its job; implemented in `supervised.py` and `standalone.py`, which one test checks."""
+    """A worker's part in its job; implemented in `supervised.py` and `standalone.py`, which the same test checks."""
 
     worker_id: WorkerId
     early: EarlyReads
-    """The script's reads of its place before its loop."""
+    """Records where the script has read its rank and the world's size before its loop."""
     rehearses: bool
     records: bool
     """True if the reads of steps are recorded."""
     proofs: "ProofParty | None"
-    """This worker's side of shadow proofs; None: there are none."""
+    """This worker's side of shadow proofs; None if there are none."""
     reads_once: bool
-    """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
+    """True if batches come from an iterator, which reads the rank only until it has given its first batch."""
     trial_steps: int
     rewrites: bool
     """False if nothing may be written into the script's frames."""
@@ -208,7 +208,7 @@ class Participation(Protocol):
 
     @property
     def one_node(self) -> bool:
-        """True if the job can have no other node than this one."""
+        """True if the job can have no other node."""
 
     @property
     def generation(self) -> int:
@@ -216,7 +216,7 @@ class Participation(Protocol):
 
     @property
     def step(self) -> StepNo:
-        """The step that this worker stands before."""
+        """The step that this worker will run next."""
 
     @property
     def halted(self) -> bool:
@@ -224,7 +224,7 @@ class Participation(Protocol):
 
     @property
     def restart_index(self) -> int:
-        """Number of the restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all ranks run again before they go on; 0: none."""
 
     @property
     def over(self) -> bool:
@@ -236,7 +236,7 @@ class Participation(Protocol):
 
     @property
     def holds_initial_state(self) -> bool:
-        """True if the state that the script built here counts, and is not overwritten by peers or a checkpoint."""
+        """True if the state built by the script here is used, and not overwritten by peers or a checkpoint."""
 
     @property
     def newcomer(self) -> bool:
@@ -252,16 +252,16 @@ class Participation(Protocol):
 
     @property
     def waiting(self) -> WaitingRoom:
-        """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
+        """Interface to this worker's waits for the others. Raises `GenerationHalted` before `arrive`."""
 
     def echo(self) -> AbstractContextManager[None]:
-        """Context of a rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+        """Context of a rehearsal: collectives are answered locally, and updates count for the rehearsal only."""
 
     def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
         """Context in which a hook of the script runs on all ranks, outside its steps.
 
         Args:
-            hook: its name, for people.
+            hook: name of the hook, for people.
             within: seconds for which the hook counts as progress.
             calls: whether the hook may call collectives.
         """
@@ -273,7 +273,7 @@ class Participation(Protocol):
         """Report a note on the script, shown once if several ranks send it. `doubts`: the job does not exit with 0."""
 
     def node_store(self) -> AgentStore | None:
-        """Store of keys that this node's agent keeps for its lifetime; None: there is no agent."""
+        """Store of keys that this node's agent keeps for its lifetime; None if there is no agent."""
 
     def send(self, fact: WorkerFact) -> None:
         """Send a fact to the supervisor of this worker."""
@@ -294,9 +294,9 @@ class Participation(Protocol):
             state: the protected state.
             buckets: the layout of buckets in which gradients are reduced together.
             buffered: the modules whose buffers are the same on all ranks between two steps.
-            microbatches: number of micro-batches of a step; 0: it has none.
-            fixed: reason why the world of this script cannot have another size; empty: it can.
-            unprovable: reason why nothing can be compared in a shadow proof; empty: it can.
+            microbatches: number of micro-batches of a step; 0 if it has none.
+            fixed: reason why the world of this script cannot have another size; empty if it can.
+            unprovable: reason why nothing can be compared in a shadow proof; empty if it can.
         """
 
     def compare(self, *, last: bool = False) -> bool:
@@ -306,25 +306,25 @@ class Participation(Protocol):
         """The data cache of this node for a training of `until` steps; None if there is none."""
 
     def fetches(self, number: StepNo) -> None:
-        """Called before the batch of a step is fetched."""
+        """Note that the batch of a step is about to be fetched."""
 
     def fetching(self, loader: object) -> AbstractContextManager[None]:
         """Context in which the script's loader fetches a batch, and must not call collectives."""
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
-        """Put the record of a step's read where the agent finds it if this worker dies in the step."""
+        """Record the read of a step where the agent can find it if this worker dies in the step."""
 
     def pass_boundary(self) -> bool:
-        """Begin the next step; False if this worker, like all, stops before it because the world is to change."""
+        """Begin the next step; False if all ranks stop before it because the world is to change."""
 
     def turn(self) -> None:
-        """Go on to the next training, as one has ended. Raises `WorkerReleased` if other processes run it."""
+        """Go on to the next training, as this one has ended. Raises `WorkerReleased` if other processes run it."""
 
     def expect_after_steps(self, following: int) -> None:
-        """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
+        """Set the worker's place right after a commit: before its first restartable function (1), or past all (0)."""
 
     def place_after_step(self, following: int) -> None:
         """Set the number of the restartable function after its last step that this worker may run next; 0: none."""
 
     def await_position(self) -> tuple[StepNo, int]:
-        """For a newcomer: the step before which the others are, and the restartable function that they are in."""
+        """For a newcomer: the next step of the other ranks, and the restartable function that they are in."""

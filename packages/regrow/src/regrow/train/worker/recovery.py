@@ -1,4 +1,4 @@
-"""A worker's recovery into a new generation: groups, state, the step to continue with."""
+"""Brings a worker into a new generation: its groups, its state, and the step to continue with."""
 
 import contextlib
 import threading
@@ -69,7 +69,7 @@ class Recovery:
         self._lock = threading.Lock()
         self._receiving: Hydration | Restoration | None = None
         self.restart_index = 0
-        """Number of the restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all ranks run again before they go on; 0: none."""
         self.held_up: Seconds = 0.0
         """Time that the newest update has waited for readers of this worker's state."""
         self.sharded = False
@@ -77,14 +77,14 @@ class Recovery:
         self._joined_before = not self.link.env.begins
 
     def first_look(self) -> dict[str, int]:
-        """Digests of the state that this worker built, which the coordinator compares; empty if it has no replica."""
+        """Digests of the state that this worker built, for the coordinator to compare; empty if it has no replica."""
         if self.sampler is None or self.link.env.world == 1:
             return {}
         found = self.sampler.look()
         return {} if found is None else found[0] | found[1]
 
     def stop(self) -> None:
-        """End a reception of state that is under way; from any thread."""
+        """End a reception of state that is under way. May be called from any thread."""
         with self._lock:
             receiving = self._receiving
         if receiving is not None:
@@ -93,8 +93,8 @@ class Recovery:
     def join(self, form: orders.FormGeneration) -> Resumed | Adopted:
         """Join this membership.
 
-        Raises `GenerationHalted` if it is given up meanwhile; `RegrowError`, `RuntimeError` or `OSError` if this
-        worker cannot reach its peers or their state.
+        Raises `GenerationHalted` if the membership is given up meanwhile; `RegrowError`, `RuntimeError` or `OSError`
+        if this worker cannot reach its peers or their state.
         """
         self.link.board.enter(Phase.RECOVERING, step=form.step, generation=form.generation)
         self._take_place(form)
@@ -149,7 +149,7 @@ class Recovery:
         self.server.offer(form.generation, form.step, self.accelerator.point())
 
     def withdraw(self, deadline: Instant) -> None:
-        """Stop offering this worker's state as its update is about to begin, after a wait for readers."""
+        """Before an update, wait until the state's readers are served, or until `deadline`; then stop offering it."""
         if self.server.offering:
             since = time.monotonic()
             self.server.withdraw(min(deadline, since + PROOF_S) if self.server.for_proofs else deadline)
@@ -189,7 +189,7 @@ class Recovery:
         return took[0], report
 
     def _restore(self, form: orders.FormGeneration, source: CopySource) -> HydrationReport:
-        """Go back to a copy in an agent's memory."""
+        """Replace the state by a copy in an agent's memory."""
         has_state = self.control.holds_state
         if has_state:
             self.control.replace(form.generation)
@@ -198,7 +198,7 @@ class Recovery:
             report = self._run(form, Restoration(self.state, source, token=self.link.env.token, deadline=deadline))
         except BaseException:
             if has_state:
-                self.control.fail()  # torn from here on; the copy is still there for the next attempt
+                self.control.fail()  # the state is torn from here on; the copy remains for the next attempt
             raise
         if has_state:
             self.control.replaced(form.step)

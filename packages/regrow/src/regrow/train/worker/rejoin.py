@@ -1,4 +1,4 @@
-"""A worker's wait for the others: for the next membership, or for the end of the job."""
+"""Handles a worker's waits for the others: for the next membership, or for the end of the job."""
 
 import contextlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _END_S: Seconds = 1.0
 
 
 class WorkerReleased(SystemExit):
-    """This worker leaves the job, which goes on without it: its process ends with code 0."""
+    """Raised when this worker leaves the job, which goes on without it: its process ends with code 0."""
 
     def __init__(self, change: WorldChange | None) -> None:
         super().__init__(0)
@@ -43,15 +43,15 @@ def report_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: F
 
 
 class Rejoin:
-    """A worker's time between two generations: its orders, and its work meanwhile.
+    """Handles a worker's time between two generations: it waits for orders, and carries them out.
 
     Args:
         link: the channel to the agent.
-        control: knows the orders.
+        control: receives the orders.
         recovery: brings this worker into a new generation.
         state: the protected state.
         copies: copies of the state in the agent's memory.
-        durable: takes snapshots of the state for the disk; None: there are none.
+        durable: takes snapshots of the state for the disk; None if there are none.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Rejoin:
             self._durable.snapshot(self._state, asked, self._control.step, Rank(self._link.env.rank))
 
     def _keep(self) -> None:
-        """Leave the state in the agent's memory, if that was ordered for this step."""
+        """Copy the state to the agent's memory, if that was ordered for this step."""
         control = self._control
         order, control.keep = control.keep, None
         if order is None:
@@ -146,7 +146,7 @@ class Rejoin:
             self._link.send(StateKept(self._link.env.worker, order.step, error))
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
-        """After the last step, wait until no rank needs this one's state; False if a new membership must be formed.
+        """After the last step, wait until no rank needs this rank's state; False if a new membership must be formed.
 
         Args:
             goes_on: wait only until all have run the last step; this is called again at the end of the script.

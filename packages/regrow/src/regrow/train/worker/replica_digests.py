@@ -1,4 +1,4 @@
-"""Digests of parts of the state that each worker takes now and then; the coordinator compares them, and no rank waits.
+"""Takes digests of parts of the state now and then, which the coordinator compares without a wait of any rank.
 
 The step alone selects the parts, so replicas take the same ones. Python state is taken whole, tensors in blocks.
 """
@@ -35,10 +35,10 @@ _PART_BYTES = 1 << 26
 some gigabytes."""
 _MADE_BYTES = 1 << 26
 _MADE_BLOCK = 1 << 14
-"""Tensors made by the first updates are sent whole up to `_MADE_BYTES` in all, else as three such blocks of each."""
+"""Tensors made by the first updates are digested whole up to `_MADE_BYTES` in all, else three blocks of each."""
 _LOOKS_AT_MADE = 4
 _RANKS_A_STEP = 1000
-"""In a larger world the parts are some steps apart, as the coordinator receives a digest from each rank."""
+"""In a larger world, parts are compared some steps apart, as the coordinator receives a digest from each rank."""
 
 _Found = TypeVar("_Found")
 _Digests = tuple[dict[str, int], dict[str, int]]
@@ -60,14 +60,14 @@ class _Piece(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A sample whose bytes are still being copied from devices, which the host of a training runs ahead of."""
+    """A sample whose bytes devices are still copying, while the host runs ahead of them."""
 
     fact: StateSampled
     names: list[str]
     data: LateBytes
     spent: Seconds
     step_s: Seconds
-    """Duration of a step since the sample before; 0: not known."""
+    """Duration of a step since the sample before; 0 if not known."""
 
 
 class Sampler:
@@ -84,14 +84,14 @@ class Sampler:
         self._pace = CostInterval()
         self._replicated = self._failed = False
         self._whole_from: StepNo | None = None
-        """First of the steps at which all state is compared, part by part; None: that is done."""
+        """First of the steps at which all state is compared, part by part; None if that is done."""
         self._apart = 1
         self._last: tuple[StepNo, Seconds] | None = None
         self._made = self._looks_at_made = 0
         self._begun: _Begun | None = None
 
     def join(self, form: orders.FormGeneration, *, again: bool) -> None:
-        """Start anew in a membership. `again`: it follows another, so all is compared once, from its first step on."""
+        """Start anew in a membership. `again`: it is not the first, so all is compared once from its first step on."""
         holdings = [member.holding for member in form.members]
         self._replicated = len(set(holdings)) < len(holdings)
         self._pace.world = len(form.members)
@@ -161,7 +161,7 @@ class Sampler:
         return StateSampled(worker, generation, step, {}, {}, variables=self._variables())
 
     def _made_anew(self, step: StepNo) -> bool:
-        """True if updates have made new state that was not compared, or the first update may have on some rank."""
+        """True if updates have made new state that was not compared, or if this may be so on another rank."""
         before, self._made = self._made, self._state.made_by_updates()
         if (self._made <= before and step != 1) or self._looks_at_made >= _LOOKS_AT_MADE:
             return False
@@ -180,13 +180,13 @@ class Sampler:
         return {place: xxhash.xxh3_64_intdigest(value) for place, value in found.items()}
 
     def _part_at(self, step: StepNo) -> int | None:
-        """Part to look at before `step`, after a recovery; None: no part."""
+        """Number of the part to compare before `step`, after a recovery; None if no part is due."""
         if self._whole_from is None or step < self._whole_from or (step - self._whole_from) % self._apart:
             return None
         return (step - self._whole_from) // self._apart
 
     def look(self, *, part: int | None = None, made: bool = False) -> _Digests | None:
-        """As `digests`; None, with a report, if the state cannot be read: training does not depend on it."""
+        """Take `digests`; None, with a report, if the state cannot be read: training does not depend on it."""
         return self._guarded(lambda: digests(self._state, frozenset(self._own()), part=part, made=made))
 
     def _guarded(self, look: Callable[[], _Found]) -> _Found | None:
@@ -212,8 +212,8 @@ def digests(
     Args:
         left_out: tensors that each rank has for itself.
         sample: digest some blocks of tensors, selected by this step.
-        part: digest this part of all tensors; empty after the last part. With neither: all of them.
-        made: digest tensors made by updates, whole or in blocks of each, and likewise the others.
+        part: digest this part of all tensors; empty after the last part. Without both: all of them.
+        made: digest tensors that updates have made, and the others, each whole or in three blocks.
     """
     if sample is not None:
         blocks, python = sampled(state, left_out, sample)
@@ -243,7 +243,7 @@ def _compared(inventory: Inventory, left_out: frozenset[str]) -> list[TensorEntr
 
 
 def _part(entries: Iterable[TensorEntry], number: int) -> Iterator[_Piece]:
-    """Pieces in one of the equal ranges of all tensors' bytes."""
+    """Pieces in one of the equal ranges into which all tensors' bytes are divided."""
     start, at = number * _PART_BYTES, 0
     for entry in entries:
         first, last = max(start, at), min(start + _PART_BYTES, at + entry.nbytes)

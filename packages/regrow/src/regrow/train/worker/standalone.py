@@ -22,7 +22,7 @@ LEAVE_S: Seconds = 2.0
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: there is nobody to report to, no step is given up, and the world never changes."""
+    """Do nothing: there is no agent to report to, no step is given up, and the world never changes."""
 
 
 def _yes(*_: Any, **__: Any) -> bool:
@@ -59,7 +59,7 @@ class StandaloneBody:
 
 
 class StandaloneWaiting:
-    """Waits for nobody; only `regrow run` writes durable checkpoints."""
+    """Never waits for other ranks; only `regrow run` writes durable checkpoints."""
 
     checkpoint = rejoin = take_change = _nothing
     finish = _yes
@@ -103,7 +103,7 @@ class StandaloneWorker:
 
     @classmethod
     def open(cls) -> "StandaloneWorker":
-        """A world of one; or torchrun's world, without recovery."""
+        """Make a world of one, or join torchrun's world, without recovery."""
         env = TorchrunEnv.read()
         at_exit(_leave_torch)
         if env is not None and env.world > 1:
@@ -113,12 +113,12 @@ class StandaloneWorker:
         return cls(0, 0, 1)
 
     def turn(self) -> None:
-        """As `Participation.turn`: the next training is run here too, from its step 0."""
+        """Run the next training in this process too, from its step 0: see `Participation.turn`."""
         self.body.step = StepNo(0)
 
     @property
     def step(self) -> StepNo:
-        """The step that this worker stands before."""
+        """The step that this worker will run next."""
         return self.body.step
 
     def await_position(self) -> tuple[StepNo, int]:

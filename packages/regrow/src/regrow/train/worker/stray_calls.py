@@ -1,4 +1,4 @@
-"""Collectives outside a script's steps, refused if newcomers do not call them too; and the surroundings of hooks."""
+"""Refuses collectives outside a script's steps that newcomers do not call too, and prepares for hooks of the script."""
 
 import threading
 import time
@@ -26,9 +26,9 @@ class StrayCalls(CallObserver):
 
     Args:
         board: shows the worker's progress to its agent.
-        groups: know which calls were refused.
-        control: knows whether others may be at another step.
-        body: knows whether the worker is in a body.
+        groups: record the refused calls.
+        control: reports whether others may be at another step.
+        body: reports whether the worker is in a body.
     """
 
     in_hooks = True
@@ -38,7 +38,7 @@ class StrayCalls(CallObserver):
         self._last = ""
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """As `CallObserver.starts`. Raises `UsageError` if others would take the collective for another one."""
+        """Count a collective as it starts. Raises `UsageError` if other ranks would take it for another one."""
         self._last = name
         if self._control.reformed and not self._body.begun and not self._groups.in_hook:
             # They are at the next step already: any collective that they call there would be matched with this one.
@@ -51,7 +51,7 @@ class StrayCalls(CallObserver):
             self._board.show_count(group.number, group.sign, group.calls + 1)
 
     def advice(self) -> str:
-        """Advice for people about the last call, if it was outside a step; empty: none."""
+        """Advice for people about the last call, if it was outside a step; else empty."""
         name = self._groups.refused_call if self._groups.refused else self._last
         if self._body.begun or not name:
             return ""
@@ -71,7 +71,7 @@ class _Refusal(CallObserver):
 
 
 class Beside:
-    """Surroundings of the hooks of one worker.
+    """Prepares a worker for hooks of its script, and runs them.
 
     Args:
         board: shows the worker's progress to its agent.
@@ -87,7 +87,7 @@ class Beside:
         """Context in which the script's hook runs.
 
         Args:
-            hook: its name, for people.
+            hook: name of the hook, for people.
             within: seconds for which the hook counts as progress; after that the worker may count as hanging.
             calls: whether the hook may call collectives.
         """

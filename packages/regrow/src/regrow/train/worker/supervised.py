@@ -1,4 +1,4 @@
-"""Participation of a worker that an agent started in its job."""
+"""A worker that an agent has started, as a participant of its job."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ FORM_S: Seconds = 60.0
 
 
 class SupervisedWorker:
-    """A worker that an agent started."""
+    """A worker that an agent has started; it takes part in a job."""
 
     rehearses = True
     records = True
@@ -62,7 +62,7 @@ class SupervisedWorker:
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
         self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
-        """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
+        """True if batches come from an iterator, which reads the rank only until it has given its first batch."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
         self._set_up: SetUpCalls | None = None
@@ -115,7 +115,7 @@ class SupervisedWorker:
         return worker
 
     def _report_groups_error(self, why: str) -> None:
-        """Report an error that a device's groups detected: the training thread may wait for them for ever."""
+        """Report an error that a device's groups detected, as the training thread might wait for them for ever."""
         if not self.control.halted:
             error = StateError(f"the groups of its device have failed ({why})")
             report_fault(self._link, self.control.generation, self.control.step, FaultKind.GROUPS, error)
@@ -149,7 +149,7 @@ class SupervisedWorker:
 
     @property
     def one_node(self) -> bool:
-        """True if the job can have no other node than this one."""
+        """True if the job can have no other node."""
         return self._link.env.spec.node_limit == 1
 
     @property
@@ -159,7 +159,7 @@ class SupervisedWorker:
 
     @property
     def step(self) -> StepNo:
-        """The step that this worker stands before."""
+        """The step that this worker will run next."""
         return self.control.step
 
     @property
@@ -181,7 +181,7 @@ class SupervisedWorker:
 
     @property
     def holds_initial_state(self) -> bool:
-        """True if the state that the script built here counts, and is not overwritten by peers or a checkpoint."""
+        """True if the state built by the script here is used, and not overwritten by peers or a checkpoint."""
         return self._link.env.begins
 
     @property
@@ -191,7 +191,7 @@ class SupervisedWorker:
 
     @contextmanager
     def echo(self) -> Iterator[None]:
-        """Context of a rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+        """Context of a rehearsal: collectives are answered locally, and updates count for the rehearsal only."""
         if not self.reads_once:
             self._stop_listening()
         self._reached(BUILD)
@@ -199,7 +199,7 @@ class SupervisedWorker:
             yield
 
     def _reached(self, stage: str) -> dict[str, Seconds]:
-        """Note the end of a stage before the loop; returns all so far, none for a standby: it began before a fault."""
+        """Record the end of a stage before the loop. Returns the times of stages so far; none for a standby."""
         stages = self._link.stages
         if stage not in stages.seconds:
             stages.reached(stage, time.monotonic(), internals.compiled())
@@ -243,7 +243,7 @@ class SupervisedWorker:
         fixed: str = "",
         unprovable: str = "",
     ) -> None:
-        """As `Participation.arrive`."""
+        """Report to the coordinator that this worker is built and warm: see `Participation.arrive`."""
         self._state = state
         self._stop_listening()
         if accelerators.in_use() is not None and torch.accelerator.device_count() > 1:
@@ -290,7 +290,7 @@ class SupervisedWorker:
     def compare(self, *, last: bool = False) -> bool:
         """At a step's boundary: True if replicas have the same state, or no comparison is due.
 
-        False: they differ; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives raise.
+        False if they differ; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives raise.
 
         Args:
             last: no step follows.
@@ -308,7 +308,7 @@ class SupervisedWorker:
         return self.reading.cache(until)
 
     def fetches(self, number: StepNo) -> None:
-        """Called before the batch of a step is fetched."""
+        """Note that the batch of a step is about to be fetched."""
         self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
         self._faults.inject(FaultStage.DATA, number)
 
@@ -320,21 +320,21 @@ class SupervisedWorker:
         self._stop_listening()
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
-        """Put the record of a step's read where the agent finds it if this worker dies in the step."""
+        """Record the read of a step where the agent can find it if this worker dies in the step."""
         if read is not None:
             self._link.board.show_batch(self.control.generation, number, read)
 
     def pass_boundary(self) -> bool:
-        """Begin the next step; False if this worker, like all, stops before it because the world is to change."""
+        """Begin the next step; False if all ranks stop before it because the world is to change."""
         self._faults.inject(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
     def turn(self) -> None:
-        """As `Participation.turn`: all workers end, and new ones run the next training."""
+        """End this worker, as all do: new workers run the next training. See `Participation.turn`."""
         raise WorkerReleased(None)
 
     def expect_after_steps(self, following: int) -> None:
-        """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
+        """Set the worker's place right after a commit: before its first restartable function (1), or past all (0)."""
         self.control.first_restart = following
 
     def place_after_step(self, following: int) -> None:
@@ -344,24 +344,24 @@ class SupervisedWorker:
             self.control.reformed = False
 
     def await_position(self) -> tuple[StepNo, int]:
-        """For a newcomer: the step before which the others are, and the restartable function that they are in."""
+        """For a newcomer: the next step of the other ranks, and the restartable function that they are in."""
         form = self.control.peek_form()
         return form.step, 0 if form.over else form.restart_index
 
     @property
     def restart_index(self) -> int:
-        """Number of the restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all ranks run again before they go on; 0: none."""
         return self.body.recovery.restart_index if self.body.recovery is not None else 0
 
     @property
     def waiting(self) -> Rejoin:
-        """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
+        """Interface to this worker's waits for the others. Raises `GenerationHalted` before `arrive`."""
         if self._rejoin is None:
             raise GenerationHalted("this worker has not arrived yet")
         return self._rejoin
 
     def _stop(self) -> None:
-        """End everything that may block the training thread, as the generation is over. From the control thread."""
+        """End all that may block the training thread, as the generation is over. Called by the control thread."""
         self.groups.halt()
         self.body.interrupt.set()
         self._copies.wake()

@@ -25,9 +25,9 @@ class UpdateGate:
 
     Args:
         link: the channel to the agent.
-        control: knows the orders.
+        control: receives the orders.
         groups: this worker's groups.
-        faults: faults on demand.
+        faults: injects faults on demand.
         copies: copies of the state in the agent's memory.
     """
 
@@ -37,9 +37,9 @@ class UpdateGate:
         self._link, self._control, self._groups = link, control, groups
         self._faults, self._copies = faults, copies
         self.accelerator: Accelerator = Processor()
-        """Device with the gradients."""
+        """Device that computes the gradients."""
         self.check: NumberCheck | None = None
-        """Check that the numbers of the step are finite on all ranks; None: there is none."""
+        """Check that the numbers of the step are finite on all ranks; None if there is none."""
         self.waits: Callable[[], None] = lambda: None
         """Called during a wait for the device, which may be long, to report what the device has finished before."""
         self.ready: Callable[[], None] = lambda: None
@@ -53,11 +53,11 @@ class UpdateGate:
         interrupted: bool = False,
         must_vote: bool = False,
     ) -> None:
-        """Enter the update. Raises `GenerationHalted` if protected state must stay as it is.
+        """Enter the update. Raises `GenerationHalted` if protected state must not change.
 
         Args:
-            last_collective: makes the exchange that all ranks still need before they update.
-            recovery: knows who reads this worker's state.
+            last_collective: makes the last exchange that all ranks need before they update.
+            recovery: has the readers of this worker's state.
             interrupted: the body was cut off in a forward, though it may have gone on.
             must_vote: all ranks must arrive here before any goes on, since the body is over and can still be undone,
                 or may have done something else than the others' bodies.
@@ -105,7 +105,7 @@ class UpdateGate:
         self._faults.inject(FaultStage.ROLL, step)
 
     def _vote(self, step: StepNo) -> bool:
-        """Wait until every rank is ready; False: the generation is over, or about to be."""
+        """Wait until every rank is ready; False if the generation is over, or about to be."""
         self._copies.await_stored()
         if self._over():
             return False

@@ -1,4 +1,4 @@
-"""Updates in a step's body: which protected optimizers have stepped, what followed, and whether the update is whole.
+"""Follows updates in a body: the optimizers that stepped, the calls after them, and whether the update is complete.
 
 A body should first compute, with all its collectives, and then update. The rehearsal, or a real step, shows if it does.
 """
@@ -17,7 +17,7 @@ _COMPARED_BYTES = 4096
 
 
 class Updates:
-    """The work of one worker's bodies from their first update on."""
+    """Follows one worker's bodies from their first update on."""
 
     def __init__(self) -> None:
         self._objects: list[object] = []
@@ -27,7 +27,7 @@ class Updates:
         self._mark: Mapping[str, object] = {}
         self._late: set[str] = set()
         self.torn_apart = ""
-        """Reason why the body cannot be separated from its update: a collective after it, or a closure; empty: none."""
+        """Reason why the body cannot be separated from its update: a collective after it, or a closure; else empty."""
 
     def watch(self, objects: Iterable[object]) -> None:
         """Watch these protected objects."""
@@ -38,13 +38,13 @@ class Updates:
         self._stepped, self._begun, self._learning, self._mark = Counter(), False, learning, {}
 
     def began(self, *, closure: bool) -> None:
-        """An optimizer is about to step. `closure`: it has a closure that computes gradients."""
+        """Note that an optimizer is about to step. `closure`: the optimizer has a closure that computes gradients."""
         self._begun = True
         if closure:
             self.torn_apart = self.torn_apart or "optimizer.step(closure) computes gradients"
 
     def stepped(self, optimizer: object) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         self._stepped[id(optimizer)] += 1
         if self._learning:
             self._mark = witness(self._objects)
@@ -52,7 +52,7 @@ class Updates:
             self._mark = witness(self._objects, self._late)
 
     def called(self, name: str, size: int) -> None:
-        """A collective of `size` ranks was called."""
+        """Note a collective of `size` ranks; after an update began, the body cannot be separated from its update."""
         if self._begun and size > 1 and not self.torn_apart:
             self.torn_apart = f"{name} is called"
 
@@ -81,7 +81,7 @@ def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> di
 
     Args:
         objects: the protected objects.
-        names: names of the wanted tokens; None: all.
+        names: names of the wanted tokens; None for all.
     """
     objects = list(objects)
     wanted = None if names is None else set(names)
@@ -131,7 +131,7 @@ def _named(objects: list[object], names: set[str]) -> dict[str, object]:
         if rest and isinstance(thing, nn.Module):
             try:
                 tensor = thing.get_parameter(rest[0]) if kind == "parameter" else thing.get_buffer(rest[0])
-            except AttributeError:  # it has been replaced by something else since
+            except AttributeError:  # another object has taken its place since
                 seen[name] = object()
             else:
                 seen[name] = (id(tensor), tensor._version)
@@ -139,7 +139,7 @@ def _named(objects: list[object], names: set[str]) -> dict[str, object]:
 
 
 def changed(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """Names in both whose tokens differ."""
+    """Names in both mappings whose tokens differ."""
     return {name for name, token in after.items() if name in before and before[name] != token}
 
 

@@ -29,7 +29,7 @@ class ShadowProofs:
 
     Args:
         link: the channel to the agent.
-        control: knows the orders.
+        control: receives the orders.
         groups: this worker's groups.
         body: the body of the present step.
     """
@@ -45,7 +45,7 @@ class ShadowProofs:
 
     @property
     def wanted(self) -> str:
-        """Detail in which a newcomer wants the trace of this worker's next step; empty: no newcomer wants it."""
+        """Level of detail of the trace that a newcomer wants of this worker's next step; empty if none is wanted."""
         recovery = self._body.recovery
         if recovery is None or recovery.server.offering or self._control.halted:
             return ""
@@ -69,7 +69,7 @@ class ShadowProofs:
         return self._body.recovery.held_up if self._body.recovery is not None else 0.0
 
     def publish(self, trace: bytes | None) -> None:
-        """Publish the trace of the offered step; None: it was given up."""
+        """Publish the trace of the offered step; None if it was given up."""
         if self._body.recovery is not None:
             self._body.recovery.server.publish(trace)
 
@@ -80,7 +80,7 @@ class ShadowProofs:
     # --- the newcomer -------------------------------------------------------------------------------------------
 
     def await_order(self) -> ProveReplacement | None:
-        """Wait for an order to prove a replacement; None: this worker has a rank, or is released."""
+        """Wait for an order to prove a replacement; None if this worker has a rank, or is released."""
         if self._link.env.role is Role.RANK or self._body.recovery is None:
             return None
         return self._control.await_proof()
@@ -125,7 +125,7 @@ class ShadowProofs:
         self._ask(asking)
         state.variables.withheld = frozenset(order.own)
         try:
-            prompt = self._link.prompt  # the rank waits for the reception, even if the machine is busy
+            prompt = self._link.prompt  # so that the rank waits for the reception, even if the machine is busy
             prompt.run(asking.run) if prompt is not None else asking.run()
         finally:
             self._asking = None
@@ -154,7 +154,7 @@ class ShadowProofs:
         self._link.send(fact)
 
     def _stop(self) -> None:
-        """Cut off the proof, as this worker is needed. From the control thread."""
+        """Cut off the proof, as this worker is needed. Called by the control thread."""
         if not self._control.proving:
             return
         self._body.interrupt.set()
