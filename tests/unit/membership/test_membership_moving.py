@@ -393,3 +393,19 @@ def test_a_proof_is_looked_at_once_while_a_drain_keeps_the_ranks_of_a_node_in_qu
     for step in range(20, 25):
         job.stepped(step)
     assert len(plans) == 1
+
+
+def test_a_move_waits_for_a_killed_newcomer_to_end_and_is_given_up_where_the_kernel_does_not_end_it() -> None:
+    job = cold()
+    assert move(job, "n1").accepted
+    for worker in candidates(job):
+        job.ready(worker, NO_STATE, layout="another model")
+    assert move(job, "n1").accepted, "they are about to end"
+    assert not candidates(job) and "not moved" not in job.last(Noted).text
+    asked = job.now
+    while "not moved" not in job.last(Noted).text and job.now < asked + 600.0:
+        job.wait()
+    assert 60.0 <= job.now - asked < 130.0
+    for said in (job.last(Noted).text, move(job, "n1").reason):
+        assert "room for 0, n2 has worker n2.w" in said and "which was killed and does not end" in said
+    assert not job.all(orders.HaltGeneration) and homes(job) == ["n0", "n0", "n1", "n1"]

@@ -52,8 +52,6 @@ class Resizing:
         """True if something has changed since the last planning."""
         self._seen = Generation(0)
         """Generation of the last planning."""
-        self._pausing = False
-        """True if a change waits for the least time between two changes."""
         self._drains, self.moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
@@ -181,10 +179,8 @@ class Resizing:
         for leaver in self._leavers.late(now):
             self._orders.note(say.leaver_stays(leaver.rank, leaver.node, self._spec.leave_deadline), now, leaver)
             self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
-        if self._pausing and now >= self._may_change_at:
-            self._look, self._pausing = True, False
-        if self._drains.look_at is not None and now >= self._drains.look_at:
-            self._look, self._drains.look_at = True, None
+        if self._job.look_at is not None and now >= self._job.look_at:
+            self._look, self._job.look_at = True, None
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
         """Take an agent's observation of its workers."""
@@ -197,10 +193,8 @@ class Resizing:
         leavers = self._leavers.next_deadline()
         if leavers is not None:
             times.append(leavers)
-        if self._pausing:
-            times.append(self._may_change_at)
-        if self._drains.look_at is not None:
-            times.append(self._drains.look_at)
+        if self._job.look_at is not None:
+            times.append(self._job.look_at)
         return min(times, default=None)
 
     # --- progress ----------------------------------------------------------------------------------------------
@@ -211,7 +205,7 @@ class Resizing:
         looks = self._look or self._seen != generation or self.moves.take_proof()
         if not looks or self._roster.count(Stage.FINISHED):
             return
-        self._look = self._pausing = False
+        self._look, self._job.look_at = False, None
         self._seen = generation
         plan = self._plan(now)
         need, homes = ((), ()) if plan is None else (plan.newcomers, plan.homes)
@@ -227,10 +221,6 @@ class Resizing:
             self._resize_boundary.begin(plan, now)
 
     # --- parts of it -------------------------------------------------------------------------------------------
-
-    @property
-    def _may_change_at(self) -> Instant:
-        return self._resize_boundary.changed_at + self._spec.change_pause
 
     @property
     def _most(self) -> int:
@@ -285,8 +275,8 @@ class Resizing:
             return None
         if size > job.replicas and not job.replacements.allowed:
             return None  # The next restart of all workers adds them.
-        if now < self._may_change_at:
-            self._pausing = True
+        if now < (at := self._resize_boundary.changed_at + self._spec.change_pause):
+            job.look_at = at
             return None
         if job.replicas < size < self._size.wanted and self._leavers.oldest is not None:
             return None  # The leavers' slots are about to be free, and one change is better than two.

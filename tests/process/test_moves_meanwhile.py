@@ -1,0 +1,167 @@
+"""Moves while something else happens to the job: scales, drains, other moves; moves of sharded and of resumed jobs."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.process.elastic import Elastic, assert_same, fixed_run
+from tests.process.launching import Running, Site, site
+from tests.process.test_moves import MOVED, move, planned, start
+from tests.process.test_nodes import TRAINING, WORLD, agents_of, assert_equal, end
+from tests.process.test_spares import SPARED, nodes_of
+from tests.process.training import SCRIPTS, Outcome, redone, train
+
+STEPS = 240
+GATED = """
+import os, runpy, sys, time
+from pathlib import Path
+def first():
+    for number in range({world}):
+        try:
+            os.close(os.open(f"gate.{name}.{{number}}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        return True
+    return False
+while not first() and Path("held").exists():
+    time.sleep(0.01)
+sys.path.insert(0, {folder!r})
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+"""A training whose workers, all but the first, do not begin while there is a file `held`."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("meanwhile")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site) -> Outcome:
+    outcome = train(here, "undisturbed", world=WORLD, steps=STEPS)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def gated(here: Site, name: str, script: str = TRAINING) -> str:
+    """The training, whose newcomers wait for `released`."""
+    (here.folder / "held").touch()
+    text = GATED.format(world=WORLD, name=name, folder=str(SCRIPTS), script=script)
+    return here.script(text, f"{name}.py")
+
+
+def released(here: Site) -> None:
+    (here.folder / "held").unlink()
+
+
+def test_a_rank_of_a_sharded_job_and_then_a_node_move(here: Site) -> None:
+    words = ("--mode", "hsdp", "--pace", "0.5", "--say-steps")
+    calm = train(here, "calm-hsdp", world=WORLD, steps=90, script="train_parallel.py", extra=words[:2])
+    (here.folder / "hurry").unlink(missing_ok=True)
+    out = ("--steps", "90", "--out", str(here.folder / "hsdp.out"))
+    with here.start("run", "--job", "hsdp", *SPARED, str(SCRIPTS / "train_parallel.py"), *words, *out) as job:
+        agents_of(here, "hsdp", job)
+        move(here, "hsdp", "3", "--to", "node2")
+        job.wait_for(MOVED)
+        move(here, "hsdp", "node0")
+        job.wait_for(MOVED, times=2)
+        outcome = planned(here, "hsdp", job)
+    for final in outcome.finals.values():
+        final.pop("losses")
+    assert_equal(outcome, calm, lost={0, 1, 2, 3})
+    assert nodes_of(here, "hsdp")[1] == ["node0", "node0", "node1", "node2"]
+    assert len(outcome.ledger.incidents) == 2
+
+
+def test_a_move_in_a_job_that_was_resumed(here: Site, undisturbed: Outcome) -> None:
+    durable = ("--checkpoint-dir", str(here.folder / "kept"), "--checkpoint-every", "1h")
+    with start(here, "before", *SPARED, *durable) as job:
+        job.wait_for("step 10\n")
+        assert here.regrow("stop", "before").returncode == 0
+        assert job.wait() == 75
+    with start(here, "resumed", *SPARED, *durable, "--resume=must") as job:
+        job.wait_for("step 20\n")
+        move(here, "resumed", "node1")
+        job.wait_for(MOVED)
+        move(here, "resumed", "1", "--to", "node1")
+        job.wait_for(MOVED, times=2)
+        outcome = planned(here, "resumed", job)
+    assert outcome.code == 0 and outcome.finals == undisturbed.finals
+    assert {at: loss for at, loss in outcome.losses.items() if undisturbed.losses[at] != loss} == {}
+    assert redone(outcome.ledger) == []
+
+
+def elastic(here: Site, name: str, script: str) -> Running:
+    (here.folder / "hurry").unlink(missing_ok=True)
+    words = ("--steps", "160", "--invariant", "--pace", "0.15", "--out", f"{name}.out")
+    return here.start("run", "--job", name, *SPARED, "--replicas", "2:4", script, *words)
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    return fixed_run(tmp_path_factory.mktemp("fixed"), 160)
+
+
+@pytest.mark.parametrize("first", ["move", "scale"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_move_and_a_change_of_size_at_once(here: Site, fixed: dict[str, object], first: str, size: int) -> None:
+    name = f"{first}-{size}"
+    script = gated(here, name, str(SCRIPTS / "train_micro.py"))
+    with elastic(here, name, script) as running:
+        job = Elastic(here, name, running)
+        job.settled(4)
+        if size == 4:
+            job.reach(2)
+        asks = [lambda: move(here, name, "node0"), lambda: job.scale(size)]
+        for ask in asks if first == "move" else asks[::-1]:
+            ask()
+        released(here)
+        running.wait_for(MOVED)
+        job.settled(size)
+        ledger = job.finish()
+    print(running.output[-3000:])
+    print([(i.kind, i.rung, i.faults, i.steps_lost, i.cause) for i in ledger.incidents])
+    print(nodes_of(here, name, 2))
+    assert [each.faults for each in ledger.incidents] == [0] * len(ledger.incidents)
+    assert redone(ledger) == []
+    assert ledger.steps_lost == 0
+
+
+@pytest.mark.parametrize("drained", ["node1", "node2", "node0"])
+def test_a_node_is_drained_while_ranks_move_from_or_to_it(here: Site, undisturbed: Outcome, drained: str) -> None:
+    name = f"drained-{drained}"
+    with start(here, name, *SPARED, script=gated(here, name)) as job:
+        agents_of(here, name, job)
+        move(here, name, "node1")
+        given = here.regrow("drain", name, drained, "--grace", "10min")
+        print(given.returncode, given.stdout, given.stderr)
+        refused = here.regrow("move", name, drained)
+        print(refused.returncode, refused.stdout, refused.stderr)
+        released(here)
+        job.wait_for("moved" if drained == "node9" else "ended" if drained == "node2" else "given back: regrow drain); pause")
+        outcome = end(here, name, job)
+    print(outcome.output[-3000:])
+    print([(i.kind, i.rung, i.faults, i.steps_lost, i.cause) for i in outcome.ledger.incidents])
+    print(nodes_of(here, name))
+    assert_equal(outcome, undisturbed, lost={0, 1, 2, 3})
+    assert [(each.faults, each.steps_lost) for each in outcome.ledger.incidents] == [(0, 0)] * len(outcome.ledger.incidents)
+    here.assert_nothing_left()
+
+
+def test_two_moves_of_a_rank_at_once_are_one(here: Site, undisturbed: Outcome) -> None:
+    with start(here, "twice", *SPARED, script=gated(here, "twice")) as job, ThreadPoolExecutor(3) as pool:
+        agents_of(here, "twice", job)
+        asked = [pool.submit(here.regrow, "move", "twice", *words) for words in (["3"], ["3"], ["node1"])]
+        answers = [each.result() for each in asked]
+        print([(a.returncode, a.stdout, a.stderr) for a in answers])
+        released(here)
+        job.wait_for(MOVED)
+        outcome = planned(here, "twice", job)
+    print(outcome.output[-2000:])
+    print(nodes_of(here, "twice"))
+    assert_equal(outcome, undisturbed, lost={0, 1, 2, 3})
+    assert len(outcome.ledger.incidents) == 1
