@@ -227,11 +227,9 @@ def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) 
             subprocess.Popen(words, env=reported, start_new_session=True, pass_fds=[reads]) as process,
             open(writes, "wb", buffering=0) as alive,
         ):
-            try:
-                code = process.wait(timeout=within)
-            except subprocess.TimeoutExpired:
-                return _TOO_LATE
-            alive.write(b"\n")
-            return code
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=within)
+                alive.write(b"\n")
+            return _TOO_LATE if process.returncode is None else process.returncode
 
     return restart

@@ -212,8 +212,6 @@ def _closed(node: NodeRecord, now: Instant) -> str:
     """Reason why no rank may move to a node, for people; empty if ranks may."""
     if node.leave_by is not None or node.quarantined:
         return "is in quarantine" if node.leave_by is None else "is being given back"
-    if node.failed_candidates >= ATTEMPTS:
-        return f"had newcomers that failed one after the other; --to {node.node} tries it again"
-    if stuck := _stuck(node, now):
-        return f"has worker {stuck[0].worker}, which was killed and does not end"
-    return "will not be there for long enough" * node.unpaid
+    failed = f"had newcomers that failed one after the other; --to {node.node} tries it again"
+    stuck = next((f"has worker {each.worker}, which was killed and does not end" for each in _stuck(node, now)), "")
+    return failed if node.failed_candidates >= ATTEMPTS else stuck or "will not be there for long enough" * node.unpaid

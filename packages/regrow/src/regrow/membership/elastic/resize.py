@@ -190,11 +190,7 @@ class Resizing:
         """Latest time for a call of `late`."""
         building = (each for each in self._roster.candidates.values() if each.stage in BUILDING)
         times = [each.since + self._spec.build_deadline for each in building]
-        leavers = self._leavers.next_deadline()
-        if leavers is not None:
-            times.append(leavers)
-        if self._job.look_at is not None:
-            times.append(self._job.look_at)
+        times += [at for at in (self._leavers.next_deadline(), self._job.look_at) if at is not None]
         return min(times, default=None)
 
     # --- progress ----------------------------------------------------------------------------------------------
