@@ -1,12 +1,15 @@
 """Moves while something else happens to the job: scales, drains, other moves; moves of sharded and of resumed jobs."""
 
-import json
+import shlex
+import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.process.elastic import Elastic, assert_same, fixed_run
-from tests.process.launching import Running, Site, site
+from tests.process.batch import until
+from tests.process.elastic import Elastic, fixed_run
+from tests.process.launching import Running, Site, site, still_running
 from tests.process.test_moves import MOVED, move, planned, start
 from tests.process.test_nodes import TRAINING, WORLD, agents_of, assert_equal, end
 from tests.process.test_spares import SPARED, nodes_of
@@ -165,3 +168,29 @@ def test_two_moves_of_a_rank_at_once_are_one(here: Site, undisturbed: Outcome) -
     print(nodes_of(here, "twice"))
     assert_equal(outcome, undisturbed, lost={0, 1, 2, 3})
     assert len(outcome.ledger.incidents) == 1
+
+
+@pytest.mark.full
+def test_a_rolling_restart_that_was_ended_is_gone_on_with_and_its_command_has_ended(
+    here: Site, undisturbed: Outcome
+) -> None:
+    began = here.folder / "began"
+    waits = f"sleep 600 & echo $! > {began}; wait"
+    with start(here, "ended", *SPARED) as job:
+        agents = agents_of(here, "ended", job)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
+            with here.start("rolling-restart", "ended", "--node", "node1", "--run", waits) as client:
+                until(lambda: began.exists() and began.read_text().endswith("\n"))
+                client.signal(number)
+                code = client.wait()
+            assert code == (75 if number == signal.SIGINT else -number), client.output
+            assert still_running([int(began.read_text())], seconds=15.0) == []
+            began.unlink()
+        kill = shlex.join([sys.executable, "-c", f"import os; os.kill({agents['node1']}, {int(signal.SIGKILL)})"])
+        done = here.regrow("rolling-restart", "ended", "--node", "node1", "--run", kill)
+        assert done.returncode == 0, done.stdout + done.stderr
+        outcome = end(here, "ended", job)
+    assert outcome.output.count(MOVED) == 1
+    assert_equal(outcome, undisturbed, lost={2, 3})
+    assert nodes_of(here, "ended")[-1] == ["node0", "node0", "node2", "node2"]
+    here.assert_nothing_left()

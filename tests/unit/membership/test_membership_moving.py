@@ -427,3 +427,21 @@ def test_lost_ranks_leave_the_place_of_a_move_to_it_while_another_node_has_room(
     for worker in building if not warm else []:
         job.ready(worker, NO_STATE)
     assert homes(moved(job)) == ["n2", "n2", "n3", "n3"]
+
+
+def test_ranks_move_away_from_the_nodes_of_their_replicas() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0, unit=2)
+    parts = {rank: {"holding": f"part {rank % 2}", "sharded": True} for rank in job.ranks}
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, **parts[rank])
+    job.joined().stepped(4)
+
+    def built() -> list[str]:
+        for rank, worker in sorted(job.machine.roster.candidates.items()):
+            job.ready(worker.worker, NO_STATE, **parts[rank])
+        return homes(moved(job))
+
+    leaves = job.of(3)
+    assert move(job, rank=3, to="n2").accepted and built() == ["n0", "n0", "n1", "n2"]
+    job.exited(leaves, 0)
+    assert move(job, "n0").accepted and built() == ["n2", "n1", "n1", "n2"]

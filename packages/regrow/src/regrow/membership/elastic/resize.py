@@ -318,7 +318,7 @@ class Resizing:
             self._spec.unit,
             {node: slots for node, slots in free.items() if not homes or node in homes},
             domains=scaling.failing_together(self._roster),
-            held=scaling.nodes_of_ranks(self._roster),
+            held={rank: node for rank, node in scaling.nodes_of_ranks(self._roster).items() if rank not in ranks},
         )
         for slot in rank_slots:
             standby = self._standby(slot, world)
