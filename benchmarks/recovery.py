@@ -40,6 +40,7 @@ from rich.table import Table
 from targets import tell, warn_if_busy
 
 from regrow.core.process.stage_times import STAGES
+from regrow.observe.scene import WorkerState
 
 HERE = Path(__file__).resolve().parent
 WORLD = 4
@@ -118,7 +119,7 @@ def measure_kills(job: Job, *, kills: int, seed: int, standbys: int) -> Result:
 
 
 def _warm(job: Job, standbys: int) -> Callable[[], bool]:
-    return lambda: len(job.scene.warm_standbys) >= standbys
+    return lambda: sum(each.state is WorkerState.WARM for each in job.scene.standbys) >= standbys
 
 
 def measure_overhead(folder: Path, *, pairs: int) -> list[tuple[float, float]]:

@@ -66,6 +66,7 @@ def job_of(
     around: Mapping[int, Mapping[str, str]] | None = None,
     pace: float = 0.02,
     lease: str = "10s",
+    script: str = str(SCRIPTS / "train_small.py"),
 ) -> Iterator[list[Running]]:
     """A launcher on each host; two ranks on each of the first two, and the others are spares.
 
@@ -78,15 +79,14 @@ def job_of(
     words += ["--spares", str(nodes - 2)] if nodes > 2 else []
     words += ["--node-lease", lease]
     words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400", *(("--replicas", "4:4") if elastic else ())]
-    script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pace", str(pace), "--say-steps"]
-    script += ["--out", str(here.folder / f"{name}.out")]
+    flags = ["--steps", str(steps), "--pace", str(pace), "--say-steps", "--out", str(here.folder / f"{name}.out")]
     (here.folder / "hurry").unlink(missing_ok=True)
     with ExitStack() as stack:
         launchers = []
         for host in hosts.hosts:
             mine = [*words, "--node-rank", str(host), "--bind", hosts.address(host)]
             more = {"REGROW_TOKEN": "all of them know", NETWORK: hosts.name(host), **(around or {}).get(host, {})}
-            launchers.append(stack.enter_context(here.start(*mine, *script, **more)))
+            launchers.append(stack.enter_context(here.start(*mine, script, *flags, **more)))
         yield launchers
 
 

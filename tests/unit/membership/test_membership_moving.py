@@ -29,9 +29,9 @@ def spared(nodes: int = 3, **changes: Any) -> Job:
     return job
 
 
-def cold() -> Job:
+def cold(nodes: int = 3) -> Job:
     """The same without standbys, whose newcomers build when they are needed."""
-    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
+    job = Job(4, nodes=nodes, slots=2, nproc=2, spares=nodes - 2, standbys=0).trained(4)
     while standbys := job.machine.roster.standbys():
         job.exited(standbys[0].worker)
     return job
@@ -401,3 +401,55 @@ def test_a_proof_is_looked_at_once_while_a_drain_keeps_the_ranks_of_a_node_in_qu
     for step in range(20, 25):
         job.stepped(step)
     assert len(plans) == 1
+
+
+def test_a_move_waits_for_a_killed_newcomer_to_end_and_is_given_up_where_the_kernel_does_not_end_it() -> None:
+    job = cold()
+    assert move(job, "n1").accepted
+    for worker in candidates(job):
+        job.ready(worker, NO_STATE, layout="another model")
+    assert move(job, "n1").accepted, "they are about to end"
+    assert not candidates(job) and "not moved" not in job.last(Noted).text
+    asked = job.now
+    while "not moved" not in job.last(Noted).text and job.now < asked + 600.0:
+        job.wait()
+    assert 60.0 <= job.now - asked < 130.0
+    for said in (job.last(Noted).text, move(job, "n1").reason):
+        assert "room for 0, n2 has worker n2.w" in said and "which was killed and does not end" in said
+    assert not job.all(orders.HaltGeneration) and homes(job) == ["n0", "n0", "n1", "n1"]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_lost_ranks_leave_the_place_of_a_move_to_it_while_another_node_has_room(*, warm: bool) -> None:
+    job = spared(4) if warm else cold(4)
+    assert move(job, "n0", to="n2").accepted
+    building, at = candidates(job), planned(job) if warm else 5
+    lose(job, "n1")
+    for rank in (0, 1):
+        job.halted(rank, at)
+    for rank in (2, 3):
+        if job.machine.roster.workers[job.of(rank)].stage != "ready":
+            job.ready(job.of(rank), NO_STATE)
+    job.joined().stepped(at)
+    assert homes(job) == ["n0", "n0", "n3", "n3"] and candidates(job) == building
+    for worker in building if not warm else []:
+        job.ready(worker, NO_STATE)
+    assert homes(moved(job)) == ["n2", "n2", "n3", "n3"]
+
+
+def test_ranks_move_away_from_the_nodes_of_their_replicas() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0, unit=2)
+    parts = {rank: {"holding": f"part {rank % 2}", "sharded": True} for rank in job.ranks}
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, **parts[rank])
+    job.joined().stepped(4)
+
+    def built() -> list[str]:
+        for rank, worker in sorted(job.machine.roster.candidates.items()):
+            job.ready(worker.worker, NO_STATE, **parts[rank])
+        return homes(moved(job))
+
+    leaves = job.of(3)
+    assert move(job, rank=3, to="n2").accepted and built() == ["n0", "n0", "n1", "n2"]
+    job.exited(leaves, 0)
+    assert move(job, "n0").accepted and built() == ["n2", "n1", "n1", "n2"]

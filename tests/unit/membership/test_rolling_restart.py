@@ -2,13 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from regrow.agent.workers.processes import all_processes
 from regrow.core.errors import CoordinatorGone, DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.launch.maintenance import rolling_restart
@@ -324,6 +328,47 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_has_started(
     while _runs(int(pid.read_text())):
         assert time.monotonic() < until, "what the command has started is still there"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_command_ends_with_the_rolling_restart_however_that_ends(tmp_path: Path, number: int) -> None:
+    script = (
+        "import os, sys\n"
+        "from regrow.core.ids import NodeId\n"
+        "from regrow.launch.maintenance.rolling_restart import commanded\n"
+        "from regrow.membership.view import NodeView\n"
+        "commanded(sys.argv[1], dict(os.environ), within=600.0)(NodeView(NodeId('n1'), 'ten.example', '', False))\n"
+    )
+    pids = tmp_path / "pids"
+    command = f"sleep 600 & echo $$ $! > {pids}; wait"
+    with subprocess.Popen([sys.executable, "-c", script, command], stderr=subprocess.DEVNULL) as client:
+        _until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the command begins")
+        client.send_signal(number)
+    leader, started = map(int, pids.read_text().split())
+    _until(lambda: not _runs(leader) and not _runs(started) and not _group(leader), "all that it started has ended")
+
+
+def test_a_daemon_that_a_command_leaves_runs_on_and_nothing_of_ours_does(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    ended = commanded(f"sleep 600 & echo $$ $! > {pids}; exit 3", dict(os.environ), within=60.0)
+    assert ended(NodeView(NodeId("n1"), "ten.example", "", False)) == 3
+    leader, daemon = map(int, pids.read_text().split())
+    try:
+        _until(lambda: _group(leader) == [daemon], "the daemon alone is there")
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60.0
+    while not holds():
+        assert time.monotonic() < until, f"not seen: {what}"
+        time.sleep(0.01)
+
+
+def _group(leader: int) -> list[int]:
+    """The living processes of a process group."""
+    return [stat.pid for stat in all_processes() if stat.group == leader and stat.state not in "ZX"]
 
 
 def _runs(pid: int) -> bool:

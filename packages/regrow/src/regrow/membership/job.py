@@ -67,6 +67,8 @@ class Job(JobState):
         """Reason of a requested stop; empty: none was requested. Once set, the job is never restarted."""
         self.stop_by: Instant | None = None
         """Time at which a stopping job ends, whether its state is saved or not."""
+        self.look_at: Instant | None = None
+        """Time at which a change of the world that has to wait is planned again; None: none waits."""
         self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
         """Workers whose scripts have ended: the time of the end, and the threads that keep their processes alive."""
         self.belief = Belief()

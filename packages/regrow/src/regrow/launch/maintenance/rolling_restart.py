@@ -7,7 +7,6 @@ A file lists the finished nodes, so that an interrupted rolling restart continue
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,23 +208,28 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
+_GUARDED = '((read -r _ <"/proc/self/fd/$1" || kill -9 0) >/dev/null 2>&1 &); exec sh -c "$0"'
+"""Runs command $0 beside a guard that kills its process group if pipe $1 is closed without a line, by any death."""
+
+
 def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) -> Callable[[NodeView], int]:
     """Make a restart function from a shell command, which gets the node in `REGROW_NODE` and `REGROW_HOST`.
 
-    The command's process group is killed after `within` seconds, and when the rolling restart is interrupted.
+    The command's process group is killed after `within` seconds, and when the rolling restart ends before it.
     """
 
     def restart(node: NodeView) -> int:
         reported = {**environment, "REGROW_NODE": str(node.node), "REGROW_HOST": node.host}
-        process = subprocess.Popen(command, shell=True, env=reported, start_new_session=True)
-        try:
-            return process.wait(timeout=within)
-        except subprocess.TimeoutExpired:
-            return _TOO_LATE
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        reads, writes = os.pipe()
+        words = ["sh", "-c", _GUARDED, command, str(reads)]
+        with (
+            open(reads, "rb"),
+            subprocess.Popen(words, env=reported, start_new_session=True, pass_fds=[reads]) as process,
+            open(writes, "wb", buffering=0) as alive,
+        ):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=within)
+                alive.write(b"\n")
+            return _TOO_LATE if process.returncode is None else process.returncode
 
     return restart

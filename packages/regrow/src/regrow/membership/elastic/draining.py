@@ -31,8 +31,6 @@ class Draining:
         self._nodes: list[NodeRecord] = []
         self._reported: set[str] = set()
         """Drains that were reported as impossible."""
-        self.look_at: Instant | None = None
-        """Latest time until which ranks wait for the slots of workers that are about to end; None: no rank waits."""
 
     @property
     def leaving(self) -> list[NodeRecord]:
@@ -128,7 +126,7 @@ class Draining:
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
         until = by - (self._roster.first_build or 0.0) - _STAND_S
         if now < until and job.replacements.allowed and self._slots_come():
-            self.look_at = until
+            job.look_at = until  # Until then the ranks wait for slots of workers that are about to end.
             return None
         if self._regroup.covered(set(moving)) or self._regroup.can_save():
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)

@@ -7,7 +7,7 @@ repaired first, and the move then goes on with the ranks that are still on the n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regrow.core.ids import Instant, NodeId, Rank
+from regrow.core.ids import Instant, NodeId, Rank, Seconds
 from regrow.core.messages import facts
 from regrow.membership import diagnosis, scaling
 from regrow.membership.elastic import said_of_moves as say
@@ -17,8 +17,11 @@ from regrow.membership.orders import AnswerScale
 from regrow.membership.recovery import said_at_end
 from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.regroup import Regroup
-from regrow.membership.roster import NodeRecord
+from regrow.membership.roster import NodeRecord, WorkerRecord
 from regrow.membership.states import Building, Closing, Releasing
+
+_END_S: Seconds = 60.0
+"""Time for the kernel to end a fenced worker; after it, its slot does not count as one that becomes free."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Moving:
         """Answer a request for a move at once. A named target node is tried even if newcomers have failed there."""
         if event.to in self._roster.nodes:
             self._roster.nodes[event.to].failed_candidates = 0
-        answer = self._answer(event)
+        answer = self._answer(event, now)
         if answer.accepted and self.move is None and (source := self._source(event)) is not None:
             self.move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
         self._job.orders.add_answer(answer)
@@ -70,7 +73,7 @@ class Moving:
         name = self._roster.places.get(event.rank)
         return None if name is None else self._roster.workers[name].node
 
-    def _answer(self, event: facts.MoveRequested) -> AnswerScale:
+    def _answer(self, event: facts.MoveRequested, now: Instant) -> AnswerScale:
         job, there = self._job, {node.node: node for node in self._roster.living_nodes()}
         source = self._source(event)
         if isinstance(job.state, Closing | Releasing):
@@ -92,7 +95,7 @@ class Moving:
         ranks = self._ranks(source, event.rank)
         if not ranks:
             return AnswerScale(False, say.has_no_ranks(source))
-        refusal = self._obstacle(ranks, source, event.to)
+        refusal = self._obstacle(ranks, source, event.to, now)
         return AnswerScale(not refusal, refusal or say.accepted(ranks, source))
 
     def _ranks(self, source: NodeId, rank: Rank | None) -> list[Rank]:
@@ -100,17 +103,17 @@ class Moving:
         there = sorted(each.rank for each in self._roster.nodes[source].placed.values() if each.rank is not None)
         return there if rank is None else [each for each in there if each == rank]
 
-    def _obstacle(self, ranks: Sequence[Rank], source: NodeId, to: NodeId | None) -> str:
+    def _obstacle(self, ranks: Sequence[Rank], source: NodeId, to: NodeId | None, now: Instant) -> str:
         """Reason why these ranks cannot move now; empty: they can."""
         job = self._job
         if not job.replacements.allowed:
             return said_at_end.no_newcomers(job.replacements.refuted)
-        room = sum(_room(self._roster.nodes[node]) for node in self._homes(source, to))
+        room = sum(_room(self._roster.nodes[node], now) for node in self._homes(source, to))
         if to == source:
             return say.there_already(ranks, to)
         if room < len(ranks):
             others = [each for each in self._roster.living_nodes() if each.node != source and to in (None, each.node)]
-            closed = {each.node: why for each in others if (why := _closed(each))}
+            closed = {each.node: why for each in others if (why := _closed(each, now))}
             return say.no_room(ranks, room, to, closed)
         if len(self._regroup.dispensable(ranks)) < len(ranks):
             return say.held_nowhere_else(ranks)
@@ -130,7 +133,7 @@ class Moving:
         ranks = scaling.left_behind(self._roster, rank, source, self._job.spec.unit)
         if name is None or not ranks or (to := self._roster.workers[name].node) == source:
             return
-        why = self._obstacle(ranks, source, to)
+        why = self._obstacle(ranks, source, to, now)
         said = say.stays_apart(rank, to, source, why) if why else say.follows(rank, ranks, source, to)
         self._job.orders.note(said, now)
         if not why:
@@ -156,7 +159,7 @@ class Moving:
             ranks = [] if node is None or node.away or node.leave_by is not None else self._ranks(source, None)
             if not ranks:
                 del self.unfit[source]
-            elif not self._obstacle(ranks, source, None):
+            elif not self._obstacle(ranks, source, None, now):
                 self._job.orders.note(say.leave_unfit(ranks, source, why), now)
                 self.move = RankMove(source, None, None, f"{source} is in quarantine: {why}", self._roster.world)
                 return
@@ -179,7 +182,7 @@ class Moving:
         homes = self._homes(move.source, move.to)
         building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}
         missing = [rank for rank in ranks if rank not in building]
-        why = self._obstacle(missing, move.source, move.to) if missing else ""
+        why = self._obstacle(missing, move.source, move.to, now) if missing else ""
         if not why and len(self._regroup.dispensable(ranks)) < len(ranks):
             why = say.held_nowhere_else(ranks)
         if why:
@@ -187,20 +190,28 @@ class Moving:
             job.orders.note(say.given_up(move.source, why), now)
             return None
         if sum(len(self._roster.nodes[home].free()) for home in homes) < len(missing):
-            return None  # Leavers on these nodes are about to free their slots.
+            job.look_at = now + _END_S  # Leavers and fenced workers are about to free their slots.
+            return None
         targets = sorted({each.node for rank, each in self._roster.candidates.items() if rank in ranks})
         reason = say.moves(ranks, move.source, targets, move.reason)
         return ResizePlan("move", job.replicas, tuple(ranks), reason, ResizeWay.MOVE, homes=tuple(homes))
 
 
-def _room(node: NodeRecord) -> int:
+def _room(node: NodeRecord, now: Instant) -> int:
     """Slots of a node that are free, or will be once its leavers and fenced workers have ended."""
-    return node.slots - len(node.placed) - sum(each.living and not each.leaver for each in node.others.values())
+    stay = sum(each.living and not each.leaver for each in node.others.values()) + len(_stuck(node, now))
+    return node.slots - len(node.placed) - stay
 
 
-def _closed(node: NodeRecord) -> str:
+def _stuck(node: NodeRecord, now: Instant) -> list[WorkerRecord]:
+    """Fenced workers that the kernel does not end, as in a driver's call that nothing interrupts."""
+    return [each for each in node.others.values() if not each.living and now >= each.since + _END_S]
+
+
+def _closed(node: NodeRecord, now: Instant) -> str:
     """Reason, for people, why no rank may move to a node; empty if ranks may."""
     if node.leave_by is not None or node.quarantined:
         return "is in quarantine" if node.leave_by is None else "is being given back"
     failed = f"had newcomers that failed one after the other; --to {node.node} tries it again"
-    return failed if node.failed_candidates >= ATTEMPTS else "will not be there for long enough" * node.unpaid
+    stuck = next((f"has worker {each.worker}, which was killed and does not end" for each in _stuck(node, now)), "")
+    return failed if node.failed_candidates >= ATTEMPTS else stuck or "will not be there for long enough" * node.unpaid

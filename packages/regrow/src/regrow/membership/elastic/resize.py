@@ -52,8 +52,6 @@ class Resizing:
         """True if something has changed since the last planning."""
         self._seen = Generation(0)
         """Generation for which the last planning was done."""
-        self._pausing = False
-        """True if a change waits for the least time between two changes."""
         self._drains, self.moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
@@ -183,10 +181,8 @@ class Resizing:
         for leaver in self._leavers.late(now):
             self._orders.note(say.leaver_stays(leaver.rank, leaver.node, self._spec.leave_deadline), now, leaver)
             self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
-        if self._pausing and now >= self._may_change_at:
-            self._look, self._pausing = True, False
-        if self._drains.look_at is not None and now >= self._drains.look_at:
-            self._look, self._drains.look_at = True, None
+        if self._job.look_at is not None and now >= self._job.look_at:
+            self._look, self._job.look_at = True, None
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
         """Note an agent's observations of workers that are leaving."""
@@ -196,13 +192,7 @@ class Resizing:
         """Latest time at which `late` must be called; None: nothing is awaited."""
         building = (each for each in self._roster.candidates.values() if each.stage in BUILDING)
         times = [each.since + self._spec.build_deadline for each in building]
-        leavers = self._leavers.next_deadline()
-        if leavers is not None:
-            times.append(leavers)
-        if self._pausing:
-            times.append(self._may_change_at)
-        if self._drains.look_at is not None:
-            times.append(self._drains.look_at)
+        times += [at for at in (self._leavers.next_deadline(), self._job.look_at) if at is not None]
         return min(times, default=None)
 
     # --- progress ----------------------------------------------------------------------------------------------
@@ -213,7 +203,7 @@ class Resizing:
         looks = self._look or self._seen != generation or self.moves.take_proof()
         if not looks or self._roster.count(Stage.FINISHED):
             return
-        self._look = self._pausing = False
+        self._look, self._job.look_at = False, None
         if not self._seen:
             self._warn(now)
         self._seen = generation
@@ -231,10 +221,6 @@ class Resizing:
             self._resize_boundary.begin(plan, now)
 
     # --- parts of it -------------------------------------------------------------------------------------------
-
-    @property
-    def _may_change_at(self) -> Instant:
-        return self._resize_boundary.changed_at + self._spec.change_pause
 
     @property
     def _most(self) -> int:
@@ -299,8 +285,8 @@ class Resizing:
             return None
         if size > job.replicas and not job.replacements.allowed:
             return None  # The next restart of all workers adds the ranks.
-        if now < self._may_change_at:
-            self._pausing = True
+        if now < (at := self._resize_boundary.changed_at + self._spec.change_pause):
+            job.look_at = min(at, job.look_at or at)
             return None
         if job.replicas < size < self._size.wanted and self._leavers.oldest is not None:
             return None  # The leavers' slots will be free soon, and one change is better than two.
@@ -346,7 +332,7 @@ class Resizing:
             self._spec.unit,
             {node: slots for node, slots in free.items() if not homes or node in homes},
             domains=scaling.failing_together(self._roster),
-            held=scaling.nodes_of_ranks(self._roster),
+            held={rank: node for rank, node in scaling.nodes_of_ranks(self._roster).items() if rank not in ranks},
         )
         for slot in rank_slots:
             standby = self._standby(slot, world)
