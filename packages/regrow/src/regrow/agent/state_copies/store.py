@@ -106,12 +106,7 @@ class CopyStore:
             self._stored(SnapshotStored(fact.worker, fact.step, reason))
             return reason
         version = CopyVersion(
-            segment,
-            rank=fact.rank,
-            step=fact.step,
-            holding=fact.holding,
-            payload=head.payload,
-            worker=fact.worker,
+            segment, rank=fact.rank, step=fact.step, holding=fact.holding, payload=head.payload, worker=fact.worker
         )
         self._versions.put(version)
         stream.push(version)

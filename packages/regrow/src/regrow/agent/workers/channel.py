@@ -22,11 +22,7 @@ class WorkerChannel:
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        on_fact: Callable[[WorkerFact], None],
-        on_garbage: Callable[[ProtocolError], None],
+        self, sock: socket.socket, *, on_fact: Callable[[WorkerFact], None], on_garbage: Callable[[ProtocolError], None]
     ) -> None:
         sock.setblocking(False)
         self._sock = sock

@@ -4,9 +4,8 @@ systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to e
 this ends takes with it the state that its agent is about to save. So a worker pauses for a moment. If its agent has
 received such a signal too, it goes on, and the agent ends it in time; for an agent that is stopped or gets no
 processor, the kernel shows that the signal is pending. If not, the signal was for the worker alone and has its usual
-effect before the script runs another line.
-The script sees the dispositions of an ordinary process, and a handler that it sets itself is called at once. Programs
-that it executes and processes that it forks have the defaults.
+effect before the script runs another line. The script sees the dispositions of an ordinary process, and a handler that
+it sets itself is called at once. Programs that it executes and processes that it forks have the defaults.
 """
 
 import ctypes

@@ -29,11 +29,7 @@ class Pairwise:
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        exchange: Exchange,
-        room: Callable[[torch.Tensor, int], list[torch.Tensor]],
+        self, rank: int, size: int, exchange: Exchange, room: Callable[[torch.Tensor, int], list[torch.Tensor]]
     ) -> None:
         self._rank, self._size = rank, size
         self._exchange, self._room = exchange, room

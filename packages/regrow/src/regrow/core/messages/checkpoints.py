@@ -1,7 +1,6 @@
 """Messages about durable checkpoints: copies in shared memory, parts on disk, and the manifest of the parts.
 
-TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten
-→ FinishCheckpoint → CheckpointWritten
+TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten → FinishCheckpoint → CheckpointWritten
 
 Each checkpoint has its own number, `attempt`; answers to an earlier one are dropped.
 """

@@ -67,14 +67,7 @@ class BatchMaker:
         drafting: folder in which loader workers write the entries, so that no batch goes through a queue; None: none.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        seed: int,
-        workers: int,
-        drafting: Drafting | None = None,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seed: int, workers: int, drafting: Drafting | None = None) -> None:
         self._loader = loader
         self._drafting = drafting if workers else None
         self._plan = plan_of(loader, seed=seed)

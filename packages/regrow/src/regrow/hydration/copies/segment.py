@@ -1,8 +1,7 @@
 """A copy of one rank's state in shared memory: its layout, and the mark of a complete copy. Needs no torch.
 
-0      header: magic, step, rank, lengths, xxh3_64 of holding and inventory
-64     the holding, then the inventory (msgpack)
-4096·n the payload: the tensors' bytes in the order of the inventory, each from a multiple of 64 on
+0      header: magic, step, rank, lengths, xxh3_64 of holding and inventory 64     the holding, then the inventory
+(msgpack) 4096·n the payload: the tensors' bytes in the order of the inventory, each from a multiple of 64 on
 
 The step in the header is -1 while the copy is being written. A reader checks it before and after, so a writer that dies
 at any moment leaves either a complete copy or one that is marked as incomplete.
