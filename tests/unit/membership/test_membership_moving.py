@@ -439,7 +439,7 @@ def test_lost_ranks_leave_the_place_of_a_move_to_it_while_another_node_has_room(
 
 def test_ranks_move_away_from_the_nodes_of_their_replicas() -> None:
     job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0, unit=2)
-    parts = {rank: {"holding": f"part {rank % 2}", "sharded": True} for rank in job.ranks}
+    parts: dict[int, dict[str, Any]] = {rank: {"holding": f"part {rank % 2}", "sharded": True} for rank in job.ranks}
     for rank in job.ranks:
         job.ready(job.of(rank), 0, **parts[rank])
     job.joined().stepped(4)
