@@ -8,6 +8,7 @@ import dis
 import enum
 import functools
 import gc
+import itertools
 import marshal
 import weakref
 from array import array
@@ -127,6 +128,8 @@ class Unkept:
         if (package := kind.__module__.partition(".")[0]) in _REDUCED:
             with contextlib.suppress(TypeError, AttributeError):  # of those that have no content to be copied
                 return [_SHORT[package](value)] if package in _SHORT else list(value.__reduce_ex__(2)[1:])
+            if package == "itertools":  # Python 3.14 has no copies of them; a second round of a `cycle` looks the same
+                return [repr(value)] if kind is itertools.count else gc.get_referents(value)
         if id(value) in self._seen or len(self._seen) >= _WIDE:
             return []
         self._seen.add(id(value))
