@@ -85,7 +85,10 @@ class RowParameters:
         )
 
     def select(self, rows: Tensor) -> "RowParameters":
-        """The parameters of the rows with these indices, int64 [count]; the bounds kept on the host stay valid."""
+        """The parameters of the rows with these indices, int64 [count].
+
+        `modes`, `most_lookback` and `by_match` are kept: they cover all rows, so they also hold for any subset.
+        """
         return self.each(lambda column: column[rows])
 
     def first(self, count: int, modes: frozenset[Mode], most_lookback: int, by_match: bool) -> "RowParameters":

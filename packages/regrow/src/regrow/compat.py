@@ -3,6 +3,5 @@
 from regrow.core.process.extras import install_line
 
 raise ImportError(
-    f"regrow.compat is regrow_recipes.compat now: it comes with {install_line(package='regrow-recipes')}",
-    name=__name__,
+    f"regrow.compat is regrow_recipes.compat now: it comes with {install_line(package='regrow-recipes')}", name=__name__
 )

@@ -163,11 +163,14 @@ class Attempts:
         return worker.version if worker is not None else ""
 
     async def _has_died(self, url: str, *, row_lost: bool) -> bool:
-        """True if an engine has died with all its rows: it answers no probe, or most of its rows are lost at once.
+        """True if a worker's engine seems to have died, and with it every row that it was computing.
+
+        It has if it fails a probe, or if at least two rows, and at least half of those that it had when the probe
+        began, lost their connection before the probe ended: it may restart in time to answer the probe.
 
         Args:
-            url: the worker that has not answered a row.
-            row_lost: the connection was lost, so a worker that restarts at once is noticed too.
+            url: the worker that has just failed a row.
+            row_lost: the row lost its connection; False: the worker answered with an error of the server (5xx).
         """
         moment = self._moments.get(url)
         if moment is None or moment.probe.done():

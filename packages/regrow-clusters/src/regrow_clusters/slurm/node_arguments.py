@@ -18,7 +18,13 @@ _PORTS: Final = 12000
 
 
 class GangNode(msgspec.Struct, frozen=True):
-    """Slurm's settings of a task. `hosts`: the Slurm job's nodes in short form; `result`: the batch script's folder."""
+    """One node's task in a Slurm job, as the task's environment describes it.
+
+    Attributes:
+        index: number of the task, or the node's rank once `in_order` has been applied.
+        hosts: all hosts of the Slurm job, as Slurm abbreviates them (`gpu[01-03]`), or as `in_order` lists them.
+        result: folder with the pipe `code`, from which the batch script reads the exit code; empty outside the gang.
+    """
 
     job_id: int
     index: int

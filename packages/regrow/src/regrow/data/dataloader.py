@@ -199,8 +199,7 @@ def _check_remainder(dataset: Any, remainder: str | None, drop_last: bool, *, ow
         return
     if remainder not in REMAINDERS:
         raise UsageError(
-            f"remainder={remainder!r} is none of {', '.join(map(repr, REMAINDERS))}",
-            hint=f"leave it out for {KEEP!r}",
+            f"remainder={remainder!r} is none of {', '.join(map(repr, REMAINDERS))}", hint=f"leave it out for {KEEP!r}"
         )
     if drop_last and remainder != DROP:
         raise UsageError(

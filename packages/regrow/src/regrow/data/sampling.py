@@ -143,11 +143,7 @@ def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
     sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
     constant, remainder = _options_of(loader, drop_last)
     spec = OrderSpec(
-        OPAQUE,
-        spec_seed(seed),
-        batch_size=0 if constant else batch_size,
-        global_batch=constant,
-        remainder=remainder,
+        OPAQUE, spec_seed(seed), batch_size=0 if constant else batch_size, global_batch=constant, remainder=remainder
     )
     if _takes_each_once(sampler, size):
         return OrderedPlan(_own_spec(loader.dataset, size, spec, shuffle=isinstance(sampler, RandomSampler)))

@@ -1,10 +1,11 @@
-"""The coordinator's decisions: facts in, orders out. No clock, no I/O; time is an argument.
+"""The coordinator's state machine: facts in, commands out. Pure. `job_state.NEXT` has all changes.
 
-    Gathering → Building → Forming → Training ⇄ Mending → Forming …        (restart rung: → Restarting → Building)
-                                     │  └→ Switching ↗ ↕                   (another size of the world)
-                                     │               Waiting               (too few replicas are left)
-                                     └→ Closing → Releasing → Ended      (of faults in Closing: Mending → … → Closing)
-Every state that waits has a deadline; workers that have not answered by then are fenced. Pure.
+    without faults:       Gathering → Building → Forming → Training → Closing → Releasing → Ended
+    a fault:              Forming, Training, Switching or Closing → Mending (→ Waiting, for more nodes) → Forming
+    another world size:   Training → Switching → Forming
+    restart all workers:  Mending or Waiting (→ Retaining, to keep the state) → Restarting → Building
+    the job must end:     Forming, Training, Switching, Mending, Waiting or Retaining → Saving → Ended
+Time is an argument; nothing here reads a clock or does I/O.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -83,12 +84,7 @@ class Membership:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        faults: Sequence[FaultSpec] = (),
-        resume: bool = False,
-        *,
-        memory: JobMemory | None = None,
+        self, spec: JobSpec, faults: Sequence[FaultSpec] = (), resume: bool = False, *, memory: JobMemory | None = None
     ) -> None:
         self.spec = spec
         self._memory = memory

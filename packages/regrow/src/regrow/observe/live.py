@@ -206,8 +206,7 @@ class LiveView:
             Layout(Text(self._last_line or " ", style="dim", no_wrap=True, overflow="ellipsis"), size=1),
         )
         layout["top"].split_row(
-            Layout(self._panel(ranks), size=_RANKS_WIDTH),
-            Layout(self._curve(width - _RANKS_WIDTH - 4, top - 2)),
+            Layout(self._panel(ranks), size=_RANKS_WIDTH), Layout(self._curve(width - _RANKS_WIDTH - 4, top - 2))
         )
         return layout
 

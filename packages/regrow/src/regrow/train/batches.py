@@ -63,9 +63,10 @@ class Batches:
         return batch
 
     def prove(self, step: StepNo) -> str:
-        """Read the last batch of `step` a second time, which must give the same data. Returns a note for people, or "".
+        """Read the last batch of `step` again and compare: a replacement rank must get the same samples.
 
-        Raises `UsageError` if the loader gives other data, and what the data set raises.
+        Returns a warning for the user if the samples are the same but their values differ; else "". Batches that cannot
+        be read again or compared pass. Raises `UsageError` if the samples differ, and exceptions of the data set.
         """
         with self._fetching():
             return self._loader.prove(step - self._began, *self._place())

@@ -19,12 +19,12 @@ _APART: Seconds = 1e4
 
 @dataclass
 class SimLauncher:
-    """One process. While it is paused, its actions wait.
+    """A simulated launcher process, which may host a coordinator. While it is paused, its actions wait.
 
     Attributes:
-        skew, rate: of its clock.
-        voters: the voters of the coordinator that it hosts; None: it hosts none.
-        follows: the term and the number of the coordinator that it follows.
+        skew, rate: its clock shows `skew + rate * true time`.
+        voters: voters for the coordinator in this process; None: there is no coordinator in it.
+        follows: term of the coordinator that it follows, and number of that coordinator's launcher; None: none.
     """
 
     number: int

@@ -27,7 +27,7 @@ SAID = (
 
 
 def read_mounts() -> str:
-    """Text of `/proc/mounts`; empty if it cannot be read, and then every place counts as a disk of this node."""
+    """Text of `/proc/mounts`; empty if it cannot be read, so that every path is taken to be on a local disk."""
     try:
         return Path("/proc/mounts").read_text(errors="surrogateescape")
     except OSError:

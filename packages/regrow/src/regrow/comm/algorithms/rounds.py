@@ -37,9 +37,9 @@ class Rounds:
         return self.size <= self.most_direct
 
     def paired(self, whole: int) -> bool:
-        """True if each rank takes one partner after the other, for parts of `whole` bytes in total.
+        """True if ranks should exchange `whole` bytes in all with one partner at a time, not with all others at once.
 
-        Between machines each of the many steps would cost one network delay.
+        Only for a large exchange among four ranks or more of one machine: between machines each step would be a delay.
         """
         return self.one_machine and self.direct and self.size >= PAIRED and whole >= PAIRED_BYTES
 

@@ -36,12 +36,13 @@ def give_way(*, spared: Collection[int] = (), nice: int = _LOWEST) -> None:
 
 
 def end_soon(used: Seconds) -> None:
-    """Yield a little at first, and fully after much work, in a process that is about to end and delays others.
+    """Lower the priority of a process that is about to exit: slightly now, and to the lowest once it has used `used`.
 
-    At the lowest priority the tenths of a second that Python needs to end would take half a minute on busy cores.
+    It should not slow down other processes. But at the lowest priority from the start, Python's exit, which needs some
+    tenths of a second, could take half a minute on busy cores. This call does not end the process.
 
     Args:
-        used: seconds of processor time after which all other processes run first.
+        used: processor time from now, in seconds, after which the priority becomes the lowest.
     """
     give_way(nice=_LOWER)
     until = time.process_time() + used

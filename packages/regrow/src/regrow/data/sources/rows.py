@@ -17,8 +17,7 @@ try:
     import pyarrow.parquet as pq
 except ImportError as error:
     raise UsageError(
-        f"data sets of files need Hugging Face datasets, which cannot be imported: {error}",
-        hint=install_line("data"),
+        f"data sets of files need Hugging Face datasets, which cannot be imported: {error}", hint=install_line("data")
     ) from error
 
 _BLOCK = 1 << 24

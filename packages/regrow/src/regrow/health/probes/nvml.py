@@ -33,11 +33,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 def _without_driver(nvml: Any, error: Any) -> Iterator[Reading]:
     """Readings without a usable driver: not applicable if the library, the driver or the permission is missing."""
-    absent = (
-        nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        nvml.NVML_ERROR_NO_PERMISSION,
-    )
+    absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_NO_PERMISSION)
     if error.value in absent:
         yield NotApplicable(f"no NVIDIA driver answers: {error}")
     else:

@@ -57,11 +57,7 @@ class SnapshotKeeper:
     """
 
     def __init__(
-        self,
-        worker: WorkerId,
-        *,
-        send: Callable[[SnapshotTaken], None],
-        warn: Callable[[str], None] = _log.warning,
+        self, worker: WorkerId, *, send: Callable[[SnapshotTaken], None], warn: Callable[[str], None] = _log.warning
     ) -> None:
         self._worker = worker
         self._send = send

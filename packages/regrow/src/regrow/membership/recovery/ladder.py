@@ -286,8 +286,6 @@ class Ladder:
         if self.budget.spend(now):
             return True
         self._job.end_saved(
-            RUN_AGAIN,
-            self.losses.first(say.budget_spent(self._spec.max_faults, self._spec.window, cause)),
-            now,
+            RUN_AGAIN, self.losses.first(say.budget_spent(self._spec.max_faults, self._spec.window, cause)), now
         )
         return False

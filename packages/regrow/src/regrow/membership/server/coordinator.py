@@ -154,7 +154,11 @@ class Coordinator:
     # --- facts in, orders out ----------------------------------------------------------------------------------
 
     def submit(self, fact: Fact) -> AnswerScale | None:
-        """Give the machine a fact and carry out its commands; returns its answer. An error in regrow ends the job."""
+        """Pass a fact to the state machine and carry out the commands that it returns.
+
+        Returns the machine's answer to a request to scale the job; None for other facts, or if the job has ended. An
+        exception in here is a defect of regrow, and ends the job.
+        """
         answer: AnswerScale | None = None
         if self._end is not None:
             return answer

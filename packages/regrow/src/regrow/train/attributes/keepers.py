@@ -29,7 +29,7 @@ from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
 _DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
 _LEFT_ALONE = OWN_PACKAGES | {
-    *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
+    *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl")
 }
 _BYTES = 16 << 20
 """Most bytes of arrays in all followed things together, as every step looks at them."""

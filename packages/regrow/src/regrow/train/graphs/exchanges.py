@@ -12,7 +12,11 @@ Held = dict[int, tuple[object, Places]]
 
 
 class Exchanges:
-    """Remembers the values that classes and functions had when they were first seen."""
+    """Finds attributes of classes, functions and members of enumerations that steps replace, and can put them back.
+
+    An attribute is compared with its value at the first `look` that met its owner. Data that was replaced is sent to
+    other processes; code cannot be.
+    """
 
     def __init__(self) -> None:
         self._first: Held = {}

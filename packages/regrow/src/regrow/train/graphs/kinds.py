@@ -69,11 +69,7 @@ GENERATOR_TYPES = (random.Random, np.random.RandomState, np.random.Generator, np
 _OF_TORCH = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.amp.autocast)
 """Contexts and decorators of torch, such as `torch.no_grad()`."""
 _FLAGS = (threading.Event, threading.Semaphore, threading.Barrier)
-OF_LIBRARIES = (
-    getattr(np.random.mtrand, "_rand", None),
-    getattr(random, "_inst", None),
-    torch.default_generator,
-)
+OF_LIBRARIES = (getattr(np.random.mtrand, "_rand", None), getattr(random, "_inst", None), torch.default_generator)
 """Global random generators, which are seeded for each body."""
 _ELSEWHERE = frozenset(
     {"multiprocessing", "subprocess", "concurrent", "asyncio", "socket", "ssl", "_io", "io", "select"}

@@ -80,7 +80,7 @@ class ProtectedState:
         self._undo.close()
 
     def graphs(self) -> list[ObjectGraph]:
-        """Graphs of the protected objects that have no state of their own."""
+        """The graphs that stand for protected objects without a `state_dict()`; one graph may hold several of them."""
         return [each for each in self._roster.objects.values() if isinstance(each, ObjectGraph)]
 
     def nbytes(self) -> int:

@@ -19,11 +19,7 @@ class Glance:
     """
 
     def __init__(
-        self,
-        there: Mapping[str, object],
-        kept: Mapping[str, object],
-        ignored: set[str],
-        arrays: Callable[[str], Keep],
+        self, there: Mapping[str, object], kept: Mapping[str, object], ignored: set[str], arrays: Callable[[str], Keep]
     ) -> None:
         self._names, self._kinds = list(there), list(map(type, there.values()))
         self._copies = {

@@ -386,10 +386,7 @@ class Control(WorkerPlace):
             def let_go() -> bool:
                 return self.released is not None or (goes_on and self.over)
 
-            if not self._changed.wait_for(
-                lambda: let_go() or self.halted or self._snapshot_wanted,
-                self._patience,
-            ):
+            if not self._changed.wait_for(lambda: let_go() or self.halted or self._snapshot_wanted, self._patience):
                 raise DeadlineExceeded(
                     f"the other ranks did not finish within {self._patience:.0f} s",
                     hint="did one leave the loop early?",

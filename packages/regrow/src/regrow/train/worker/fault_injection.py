@@ -36,11 +36,7 @@ class FaultInjector(CallObserver):
     in_hooks = True
 
     def __init__(
-        self,
-        link: WorkerLink,
-        groups: Groups,
-        parameters: Callable[[], list[torch.Tensor]],
-        halted: Callable[[], bool],
+        self, link: WorkerLink, groups: Groups, parameters: Callable[[], list[torch.Tensor]], halted: Callable[[], bool]
     ) -> None:
         self._link, self._groups, self._parameters, self._halted = link, groups, parameters, halted
         self._armed: dict[str, FaultSpec] = {}

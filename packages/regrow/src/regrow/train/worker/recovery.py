@@ -211,9 +211,7 @@ class Recovery:
         sink: StateSink = self.state
         if self.control.holds_state:
             sink = StagedState(
-                self.state,
-                replace=lambda: self.control.replace(form.generation),
-                replaced=self.control.replaced,
+                self.state, replace=lambda: self.control.replace(form.generation), replaced=self.control.replaced
             )
         reception = Hydration(
             sink,

@@ -117,7 +117,7 @@ class Rejoin:
         self.snapshot()
 
     def snapshot(self) -> None:
-        """Take the snapshot for the disk that was ordered for this step, if one was."""
+        """Take a snapshot now if one for a durable checkpoint was ordered for this step or an earlier one."""
         asked = self._control.snapshot_due()
         if asked is not None and self._durable is not None:
             self._durable.snapshot(self._state, asked, self._control.step, Rank(self._link.env.rank))

@@ -71,10 +71,10 @@ class _Begun(NamedTuple):
 
 
 class Sampler:
-    """Takes and reports one worker's digests.
+    """Computes digests of one worker's state and sends them to the coordinator, which compares those of replicas.
 
     Args:
-        own: called each time; returns names of protected tensors that each rank has for itself.
+        own: called before digests are computed; returns names of tensors that may differ between replicas.
     """
 
     def __init__(
@@ -186,7 +186,10 @@ class Sampler:
         return (step - self._whole_from) // self._apart
 
     def look(self, *, part: int | None = None, made: bool = False) -> _Digests | None:
-        """Take `digests`; None, with a report, if the state cannot be read: training does not depend on it."""
+        """Compute digests of this worker's state; for `part` and `made` see `digests`.
+
+        If the state cannot be read, report why, stop the regular comparisons and return None: training goes on.
+        """
         return self._guarded(lambda: digests(self._state, frozenset(self._own()), part=part, made=made))
 
     def _guarded(self, look: Callable[[], _Found]) -> _Found | None:

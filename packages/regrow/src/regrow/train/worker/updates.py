@@ -77,11 +77,14 @@ class Updates:
 
 
 def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> dict[str, object]:
-    """Tokens, by name, of all protected state that an optimizer's step leaves alone; a token differs after a change.
+    """Fingerprints, by name, of the protected state that `optimizer.step()` itself does not change.
+
+    These are parameters that no optimizer holds, buffers, optimizers' settings such as the learning rate, and other
+    objects' `state_dict()`. Compare two results with `changed`; what cannot be read counts as changed.
 
     Args:
         objects: the protected objects.
-        names: names of the wanted tokens; None for all.
+        names: take only these; None for all.
     """
     objects = list(objects)
     wanted = None if names is None else set(names)
