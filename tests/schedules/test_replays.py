@@ -161,7 +161,7 @@ def test_a_stop_during_a_restart_from_memory_waits_until_the_ranks_have_brought_
 
 
 def test_state_for_which_the_agents_have_no_memory_goes_to_disk_before_all_start_again() -> None:
-    """Where newcomers are refuted, all start again: from the step that they had, not from an older checkpoint."""
+    """If newcomers are refuted, all start again from the step that they had and not from an older checkpoint."""
     wrong = [
         SimFault("refuted", Rank(0), Doing.COMPUTING, nth=2),
         SimFault("kill", Rank(1), Doing.REDUCING, nth=5),
