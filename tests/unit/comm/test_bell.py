@@ -128,5 +128,6 @@ def test_a_method_and_an_object_of_torch_are_found_by_the_objects_class() -> Non
     group.barrier().wait()
     assert count(this) == group._get_sequence_number_for_group() == before + 1
     assert method_of(store, *gloo) is None
+    assert method_of(1 << 40, *gloo) is None  # no object of C++ is behind it
     assert method_of(group, "libtorch_cpu.so", "16ProcessGroupGloo", "7nothingEv") is None
     assert method_of(group, "libtorch_cuda_of_none.so", "16ProcessGroupNCCL", "5abortEv") is None

@@ -222,6 +222,8 @@ def method_of(instance: object, library: str, kind: str, method: str) -> tuple[i
 
     pybind11 keeps the object's address behind the Python object's header; an object begins with its vtable pointer.
     """
+    if type(type(instance)).__name__ != "pybind11_type":  # another object's memory has no such address
+        return None
     try:
         found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / library), mode=os.RTLD_NOLOAD)
         function = ctypes.cast(getattr(found, f"_ZN4c10d{kind}{method}"), ctypes.c_void_p).value
