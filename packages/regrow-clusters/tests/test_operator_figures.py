@@ -11,7 +11,7 @@ from tests.unit.observe.observe_records import FakeJob, Moment
 from tests.unit.observe.test_watch import progress
 
 from regrow.core.ids import Generation, NodeId, StepNo
-from regrow.core.records import IncidentOpened, NodeJudged, NodeQuarantined, StepCommitted
+from regrow.core.records import IncidentClosed, IncidentOpened, NodeJudged, NodeQuarantined, StepCommitted
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.requests import DrainRequest
 from regrow.observe.watch.figures import FiguresApi
@@ -45,6 +45,9 @@ def test_a_job_that_trained_nine_steps_through_a_kill_says_so() -> None:
     assert (found.step, found.incidents) == (9, 1)
     desk.feed(IncidentOpened(clock.at, 2, Generation(2), StepNo(9), "move", [], "regrow move"))
     assert desk.figures().incidents == 1, "nothing has failed"
+    stages = 0.0, 0.0, 0.0, 0.0, 0.5, 0.8, 0, 0
+    desk.feed(IncidentClosed(clock.at, 2, Generation(2), StepNo(9), "exit", [], "", "node", 1, *stages, 8.2, 8.2, 2, 2))
+    assert desk.figures().incidents == 2, "a fault struck the move"
     assert found.goodput is not None and 0.3 < found.goodput < 0.9  # 4.5 s of steps, of 3 s of building and a kill
 
 

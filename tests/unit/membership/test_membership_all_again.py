@@ -5,6 +5,7 @@ from tests.unit.membership.membership_job import OOM, Job
 
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import facts, orders
+from regrow.core.messages.checkpoints import CheckpointWritten, PartsWritten, SnapshotHeld, WriteCheckpoint
 from regrow.core.messages.copies import CopiesHeld, ForgetCopies, KeepState, KeptCopy, StateKept, TakeSnapshot
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.vocabulary import Role
@@ -107,6 +108,23 @@ def test_where_nobody_has_memory_the_next_rung_is_climbed() -> None:
     alone.halted(0, 5)
     alone.wait()
     assert alone.end.code == 1
+
+
+def test_all_start_again_from_the_disk_if_its_state_is_newer_than_the_copies_in_memory() -> None:
+    job = refuted(Job(2, durable=True, checkpoint_every=600.0, buddy_every=4).trained(5))
+    report(job, ("n0", 0, 4))
+    job.exited(job.of(1))
+    job.halted(0, 6)
+    report(job, ("n0", 0, 4))
+    kept(job, 6, error="no memory")
+    order = job.last(TakeSnapshot)
+    assert order.step == 6
+    job.tell(SnapshotHeld(job.of(0), StepNo(6), StepNo(6)))
+    write = job.last(WriteCheckpoint)
+    job.tell(PartsWritten(write.node, write.attempt, write.step, write.ranks, 1, 0.1))
+    job.tell(CheckpointWritten(write.node, write.attempt, write.step, "folder", 1))
+    gone(job)
+    assert job.last(orders.SpawnWorker).resume and not job.last(orders.SpawnWorker).restored
 
 
 def test_a_copy_that_is_lost_with_its_node_while_all_build_leaves_the_other_nodes() -> None:

@@ -34,7 +34,7 @@ class RayCluster:
             name: metrics.Gauge(f"regrow_{name}", description=text, tag_keys=("job",))
             for name, text in (
                 ("step", "Newest step that all ranks have committed"),
-                ("incidents", "Faults and changes of size"),
+                ("incidents", "Faults"),
                 ("goodput", "Share of the ranks' time that was productive, 0 to 1"),
                 ("nodes", "Nodes that run"),
             )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from regrow.core import records as record
-from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
@@ -196,6 +196,11 @@ class Checkpoints:
     def is_news(self, step: StepNo) -> bool:
         """True if this step is later than every step that was written or given up."""
         return all(done is None or step > done for done in self._done)
+
+    @property
+    def newest(self) -> StepNo:
+        """The newest step on disk that can be read; `NO_STATE`: there is none."""
+        return NO_STATE if (written := self._done[0]) is None else written
 
     @property
     def _done(self) -> tuple[StepNo | None, StepNo | None]:

@@ -7,6 +7,7 @@ A file lists the finished nodes, so that an interrupted rolling restart continue
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from regrow.membership.view import JobView, NodeView
 PROGRESS_FILE = "rolling-restart.json"
 _LOOK_S: Seconds = 0.5
 _TOO_LATE = 124
+_END_S: Seconds = 10.0
+"""Time for the kernel to end a command that was killed."""
 """Exit code for a command that took too long; the command `timeout` uses the same."""
 _SETTLE_S: Seconds = 2.0
 """A returned node must be present for this long before it counts as back."""
@@ -230,6 +233,12 @@ def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) 
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=within)
                 alive.write(b"\n")
-            return _TOO_LATE if process.returncode is None else process.returncode
+                return process.returncode
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_END_S)
+            process.returncode = process.returncode or _TOO_LATE  # Wait no longer: another user's command may live on.
+            return _TOO_LATE
 
     return restart

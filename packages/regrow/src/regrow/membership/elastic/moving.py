@@ -50,6 +50,8 @@ class Moving:
         """The accepted move that is not carried out yet; None: there is none."""
         self.unfit: dict[NodeId, str] = {}
         """Nodes that came into quarantine, with the reasons, until their ranks have moved."""
+        self.waits: tuple[Sequence[Rank], Sequence[NodeId]] = (), ()
+        """Ranks of a move that waits for slots, and the nodes where replacements are kept for them."""
         self._await_proof = False
 
     def let_go(self, now: Instant) -> None:
@@ -190,7 +192,9 @@ class Moving:
             job.orders.note(say.given_up(move.source, why), now)
             return None
         if sum(len(self._roster.nodes[home].free()) for home in homes) < len(missing):
-            job.look_at = now + _END_S  # Leavers and fenced workers are about to free their slots.
+            ends = [each.since + _END_S for home in homes for each in self._roster.nodes[home].others.values()]
+            job.look_at = min((at for at in ends if at > now), default=now + _END_S)  # Slots are about to be free.
+            self.waits = ranks, homes
             return None
         targets = sorted({each.node for rank, each in self._roster.candidates.items() if rank in ranks})
         reason = say.moves(ranks, move.source, targets, move.reason)

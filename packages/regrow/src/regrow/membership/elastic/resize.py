@@ -159,7 +159,7 @@ class Resizing:
         """Give up growing: by this candidate's script, a larger world could not run or could not change again."""
         job = self._job
         size = max(self._size.wanted, rank // self._spec.unit + 1)
-        reason = say.size_fixed(self._size.limits, worker.fixed)
+        reason = f"the world cannot grow while the job trains: {worker.fixed}"
         self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=reason))
         self._no_larger = job.replicas, reason
         self._size.wanted = min(self._size.wanted, job.replicas)
@@ -206,9 +206,9 @@ class Resizing:
         self._look, self._job.look_at = False, None
         if not self._seen:
             self._warn(now)
-        self._seen = generation
+        self._seen, self.moves.waits = generation, ((), ())
         plan = self._plan(now)
-        need, homes = ((), ()) if plan is None else (plan.newcomers, plan.homes)
+        need, homes = self.moves.waits if plan is None else (plan.newcomers, plan.homes)
         self._keep_only(need, homes, now)
         if plan is None:
             return
@@ -244,7 +244,7 @@ class Resizing:
             return "the job has run its last step"
         refusal = self._size.limits.refusal(size)
         if size > 0 and refusal and not self._spec.elastic:
-            return say.never_elastic(job.replicas)
+            return say.never_elastic(job.replicas or self._spec.replicas)
         if refusal or size == job.replicas:
             return refusal
         if fixed := self._regroup.fixed():
@@ -332,7 +332,8 @@ class Resizing:
             self._spec.unit,
             {node: slots for node, slots in free.items() if not homes or node in homes},
             domains=scaling.failing_together(self._roster),
-            held={rank: node for rank, node in scaling.nodes_of_ranks(self._roster).items() if rank not in ranks},
+            held={rank: node for rank, node in scaling.nodes_of_ranks(self._roster).items() if rank not in ranks}
+            | {rank: each.node for rank, each in self._roster.candidates.items()},
         )
         for slot in rank_slots:
             standby = self._standby(slot, world)

@@ -102,9 +102,9 @@ class StartFromMemory:
 
     def _go(self, step: StepNo, now: Instant) -> None:
         start = self._start(step)
-        if isinstance(start, recovery_point.Uncovered):
+        if isinstance(start, recovery_point.Uncovered) or self._checkpoints.newest > start.step:
             self._job.kept = None
-            self._ladder.restart(f"{self._cause}; the state is not in the memory of the nodes", now)
+            self._ladder.restart(f"{self._cause}; the newest state is not in the memory of the nodes", now)
             return
         self._job.kept = KeptState(start.step, start.step == step and self._as_committed(step))
         self._ladder.restart(self._cause, now)

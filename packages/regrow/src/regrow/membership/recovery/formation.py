@@ -69,7 +69,7 @@ class Generations:
         self._orders.build(generation, [node for node in self._roster.usable_nodes() if node.node in homes])
         for slot in rank_slots:
             self._job.spawn(slot, Role.RANK, now)
-        spares, plain = self._spec.spares, size <= self._spec.replicas
+        spares, plain = self._spec.spares, size <= self._spec.replicas and not self._job.restarts
         if plain and len(homes) > self._spec.nodes - spares and len(slots) - len(homes) < spares:
             self._orders.note(say.spares_not_kept(spares, len(homes)), now)
         return True

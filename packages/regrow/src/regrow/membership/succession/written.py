@@ -127,6 +127,8 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
     incidents = Incidents()
     incidents.count, incidents.changes, incidents.pauses = written.incidents, written.changes, written.pauses
     incidents.open = None if written.incident is None else _moved(written.incident, ahead)
+    if incidents.open is not None and incidents.open.planned:  # An older regrow wrote no number of changes.
+        incidents.changes = max(incidents.changes, 1)
     change = None
     if written.change is not None:
         kind, before, reason, by = written.change

@@ -5,7 +5,7 @@ from aiohttp import web
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import NodeId
 from regrow.core.messages import facts
-from regrow.core.records import PLANNED, NodeJudged, NodeQuarantined, Record
+from regrow.core.records import NodeJudged, NodeQuarantined, Record
 from regrow.core.verdicts import Severity
 from regrow.membership.server.http_replies import reply
 from regrow.observe.watch.present import JobFigures, Present, SuspectNode
@@ -40,8 +40,7 @@ class FiguresApi:
         """The present figures."""
         self._present.fold(self._clock.now())
         known = self._present
-        faults = sum(number for kind, number in known.kinds.items() if kind not in PLANNED)
-        return JobFigures(known.step, faults, known.goodput, list(self._suspects.values()))
+        return JobFigures(known.step, known.faults, known.goodput, list(self._suspects.values()))
 
     def routes(self) -> list[web.RouteDef]:
         """Routes to add to the coordinator's server."""

@@ -100,6 +100,8 @@ class Present:
     """The newest closed incidents."""
     kinds: Counter[str] = field(default_factory=Counter)
     """Number of opened incidents of each kind."""
+    faults: int = 0
+    """Incidents without planned changes, but with those that a fault struck."""
     stage_seconds: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     suspects: dict[tuple[str, NodeId, str], Instant] = field(default_factory=dict)
     """Times of verdicts on devices from the training itself, by source, node and device."""
@@ -194,6 +196,7 @@ class Present:
         self.fold(record.at)
         self.opened = record
         self.kinds[record.kind] += 1
+        self.faults += record.kind not in records.PLANNED
         for rank, seen in self.ranks.items():
             seen.state = "lost" if rank in record.ranks else "mending"
 
@@ -205,6 +208,7 @@ class Present:
             self.suspects[key] = record.at
 
     def _closed(self, record: IncidentClosed) -> None:
+        self.faults += self.opened is not None and self.opened.kind in records.PLANNED and record.faults > 0
         self.opened = None
         self.incidents.append(record)
         self.steps_lost += record.steps_lost
