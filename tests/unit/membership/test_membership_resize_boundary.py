@@ -199,10 +199,14 @@ def test_a_newcomer_whose_script_fits_one_world_only_is_done_without() -> None:
     scale(job, 4)
     first, second = candidates(job)
     fixed(job, first)
-    assert (job.last(ScaleRefused).replicas, job.last(ScaleRefused).reason) == (4, "a group of ranks 0 and 1")
+    refused = job.last(ScaleRefused)
+    assert (refused.replicas, refused.reason) == (
+        4,
+        "the world cannot grow while the job trains: a group of ranks 0 and 1",
+    )
     assert {order.worker for order in job.all(orders.FenceWorker)} == {first, second}
     assert (phase(job), candidates(job), job.machine.snapshot().wanted) == ("training", [], 2)
-    assert scale(job, 3).reason == "a group of ranks 0 and 1"
+    assert scale(job, 3).reason == refused.reason
     assert not job.all(orders.HaltGeneration)
     assert scale(job, 1).accepted, "a smaller world is another matter"
     stop(job)

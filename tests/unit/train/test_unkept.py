@@ -122,6 +122,11 @@ def advance(box: Any) -> None:
     next(box.value)
 
 
+def wrap(box: Any) -> None:
+    inner = box.value
+    box.value = Box(inner or 1)
+
+
 def drawn() -> Iterator[int]:
     yield from range(10)
 
@@ -154,7 +159,7 @@ FORMS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
     "an iterator": (advance, lambda: iter([1, 2, 3])),
     "a cycle": (advance, lambda: itertools.cycle([1, 2, 3])),
     "a generator": (advance, drawn),
-    "an object made later": (lambda box: setattr(box, "value", Box(1)), lambda: None),
+    "an object made later": (wrap, lambda: None),
     "a kind of list": (lambda box: box.value.append(1), History),
     "a kind of dictionary": (add("count"), lambda: Options(count=0)),
     "a kind of array": (set_value(0, 1.0), lambda: np.zeros(3).view(np.recarray)),

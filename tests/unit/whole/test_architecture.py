@@ -17,7 +17,7 @@ from regrow.core.process.own_code import OWN_PACKAGES
 MOST_FILE_LINES = 400
 MOST_CLASS_LINES = 350
 MOST_FILES = 24
-MOST_PACKAGE_LINES = {"regrow": 83_300}
+MOST_PACKAGE_LINES = {"regrow": 83_350}
 """Of the engine; any other package has at most this many:"""
 MOST_OTHER_LINES = 8_000
 

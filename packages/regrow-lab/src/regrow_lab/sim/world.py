@@ -44,8 +44,7 @@ class World:
         script: the script of its workers.
         weather: delays and losses of messages.
         injected: faults of the simulated world.
-        faults: faults on demand, which the machine itself injects.
-        requests: requests to the job.
+        faults, requests: faults on demand, which the machine itself injects, and requests to the job.
         slots: slots of each of the first nodes, if more than its ranks at the start.
         seed: of all random draws.
         promised: settings for the time limits of recoveries; None: those of the job.

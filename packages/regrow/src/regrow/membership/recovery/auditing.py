@@ -93,7 +93,7 @@ class Auditor:
     def keep_own(self, worker: WorkerRecord) -> None:
         """Have a worker save its rank's own values in each step, for the worker that may replace it."""
         if own := self._job.replacements.own.get(worker.holding):
-            self._job.orders.add(KeepOwn(worker.worker, sorted(own)[:_MOST_OWN]))
+            self._job.orders.add(KeepOwn(worker.worker, sorted(each for each in own if each[:1] != "\t")[:_MOST_OWN]))
 
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
         """Record which values that belong to its own rank a worker now has from another rank, after it has joined."""

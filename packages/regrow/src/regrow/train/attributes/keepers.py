@@ -10,6 +10,7 @@ import threading
 from argparse import Namespace
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from contextvars import ContextVar
 from enum import EnumMeta
 from functools import partial
@@ -25,6 +26,7 @@ from regrow.core.process.own_code import OWN_PACKAGES, is_own_name
 from regrow.train.attributes.holders import OF_THREADS
 from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells, nbytes_of
 from regrow.train.graphs.kinds import OF_LIBRARIES, slot_values
+from regrow.train.script.namespaces import calls_unseen
 from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
 _DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
@@ -37,6 +39,7 @@ Variables = Mapping[str, object]
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
 _NO_HOLDERS = (int, float, str, bytes, torch.Tensor)
 _VALUES = (int, float, str, dict, list, set)
+_CONSTANTS = (int, float, str, bytes, type(None))
 _NO_ARRAYS = (ModuleType, ContextVar, Dataset)
 _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, IterableDataset, MethodType, partial)
 
@@ -71,7 +74,8 @@ class Keepers:
 
     def left_over(self, thing: object) -> list[tuple[str, object]]:
         """Attributes of an object of the script's own, unless it is of the loader, of a thread or protected."""
-        return [] if id(thing) in self._inside | self._of_loader or not _is_own(thing) else _attributes("", thing)
+        given = id(thing) in self._inside or id(thing) in self._of_loader
+        return [] if given or not _is_own(thing) else _attributes("", thing)
 
     def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
         """Things to which these variables and the script's modules lead; with `roots`, only variables so named."""
@@ -109,19 +113,22 @@ def _is_followed(thing: object) -> bool:
     if isinstance(thing, type):
         return not isinstance(thing, EnumMeta)
     if isinstance(thing, FunctionType):
-        keeps = thing.__closure__, thing.__defaults__, thing.__kwdefaults__, vars(thing)
+        named = [each for each in (thing.__kwdefaults__ or {}).values() if not isinstance(each, _CONSTANTS)]
+        keeps = thing.__closure__, thing.__defaults__, named, vars(thing)
         return is_script(thing.__code__.co_filename) and (any(keeps) or thing.__name__ in thing.__code__.co_names)
     if isinstance(thing, Generator | ContextVar):
         return not any(thing is each for each in OF_LIBRARIES)
-    return _is_own(thing)
+    locks = any(issubclass(type(each), OF_THREADS) for _, each in _attributes("", thing)) if _is_own(thing) else None
+    return locks is False or (locks is True and not calls_unseen())
 
 
 def _is_own(thing: object) -> bool:
     kind = type(thing)
     if issubclass(kind, (*_NOT_FOLLOWED, *OF_THREADS)) or (kind not in _PLAIN_KINDS and not is_scripts(kind)):
         return False
-    inside = map(type, dict(_attributes("", thing)).values())
-    return not any(issubclass(each, threading.Thread) or hasattr(each, "submit") for each in inside)
+    inside = [type(each) for each in dict(_attributes("", thing)).values()]
+    of_pool = (each for each in inside if hasattr(each, "submit") and not is_scripts(each))
+    return not (any(issubclass(each, (threading.Thread, Executor)) for each in inside) or any(of_pool))
 
 
 def _counts(thing: object) -> bool:
@@ -146,7 +153,7 @@ def _reaches(thing: object, protected: Collection[int]) -> bool:
         seen.update(map(id, near))
         if any(id(each) in protected for each in near):
             return True
-        near = [inner for each in near for inner in _all_of(each) if type(inner) is not ModuleType]
+        near = [inner for each in near for inner in _all_of(each) if not issubclass(type(inner), ModuleType)]
     return bool(near)
 
 

@@ -4,7 +4,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import FrameType, FunctionType, MethodType
 
 from regrow.core.process.rewriting import WRITES_THROUGH, bind
@@ -86,7 +86,9 @@ def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
 
 def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, object]]) -> set[str]:
     """Outer variables that functions of these modules use, directly or in functions that they call."""
+    modules = list(modules)
     known = {id(module) for module in modules}
+    kinds = [each for module in modules for each in module.values() if issubclass(type(each), type)]
     used: set[str] = set()
     near = list(functions)
     while near:
@@ -97,12 +99,22 @@ def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, objec
         names = {*function.__code__.co_names, *function.__code__.co_freevars} - used
         used |= names
         near += [function.__globals__[name] for name in names if name in function.__globals__]
+        near += [vars(kind)[name] for kind in kinds for name in names if name in vars(kind)]  # any class's methods
     return used
 
 
-def functions_elsewhere() -> Iterator[object]:
-    """Functions of the script that may run at any time: signal handlers and threads, which have their own variables."""
-    for number in signal.valid_signals():
-        yield signal.getsignal(number)
-    for thread in threading.enumerate():
-        yield from (getattr(thread, "_target", None), type(thread).run)
+def names_elsewhere(modules: Iterable[Mapping[str, object]]) -> set[str]:
+    """Outer variables of functions that may run at any time: signal handlers and threads; not the threads' own."""
+    modules, threads = list(modules), threading.enumerate()
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    targets = [getattr(thread, name, None) for thread in threads for name in ("_target", "function")]  # a timer's
+    runs = [thread for thread in threads if type(thread).run is not threading.Thread.run]
+    own = {name for thread in runs for name in vars(thread)}
+    return names_used([*handlers, *targets], modules) | names_used([type(run).run for run in runs], modules) - own
+
+
+def calls_unseen() -> bool:
+    """True while the threads of a pool live, because the functions that they call are not known."""
+    threads = [each for each in threading.enumerate() if not each.name.startswith("regrow")]
+    targets = (getattr(getattr(each, "_target", None), "__module__", "") for each in threads)
+    return "concurrent.futures.thread" in targets

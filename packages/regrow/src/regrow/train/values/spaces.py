@@ -7,7 +7,7 @@ from types import FrameType
 from regrow.train.attributes.followed_objects import FollowedObjects
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes
-from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
+from regrow.train.script.namespaces import Namespace, names_elsewhere, namespaces
 from regrow.train.script.read_first import BodyReads, loop_read
 from regrow.train.script.source import modules_of_script
 from regrow.train.values.arrays import ARRAYS, Keep
@@ -56,7 +56,7 @@ class Spaces:
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
             self._threads, changed = threading.active_count(), True
-            self.elsewhere = names_used(functions_elsewhere(), map(vars, modules_of_script()))
+            self.elsewhere = names_elsewhere(map(vars, modules_of_script()))
         return changed
 
     def enters(self) -> None:

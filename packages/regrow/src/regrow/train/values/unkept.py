@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,13 +27,14 @@ from regrow.train.values.arrays import ARRAYS, Array, Keep, hashed, is_freed
 from regrow.train.values.plain import ATOMS, PLAIN, has_grown, plain_kind, stays_here
 from regrow.train.values.spaces import Spaces
 
-_DEEP, _LAST, _WIDE, _WHOLE = 4, 8, 256, 32 << 20
-"""Levels of containers, last items of each, members of a set, and bytes of an array that fingerprints cover."""
+_DEEP, _LAST, _WIDE, _WHOLE, _TEXT = 4, 8, 256, 32 << 20, 1 << 20
+"""Levels of containers, last items of each, members of a set, bytes of an array, and letters of texts, at most."""
 _NUMBERS, _CACHED = frozenset({bool, int, float, complex, str, bytes}), type(functools.lru_cache(lambda: None))
-_BASES, _SHOWN = PLAIN | {np.ndarray}, (range, slice, torch.device)
+_BASES, _SHOWN = PLAIN | {np.ndarray, np.memmap}, (range, slice, torch.device)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
-_SHORT: dict[str, Callable[[Any], object]] = {"numpy": lambda seed: repr(seed.state), "pandas": len, "polars": len}
-_REDUCED = {"builtins", "itertools", "functools", "collections", "_io", "weakref", "_weakrefset", "uuid", *_SHORT}
+_SHORT: dict[str, Callable[[Any], object]] = {"pandas": len, "polars": len, "_weakrefset": set}
+_SHORT["numpy"] = lambda seed: repr(seed.state)
+_REDUCED = {"builtins", "itertools", "functools", "collections", "_io", "weakref", *_SHORT}
 _LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
 _WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 _Kept = Mapping[str, Mapping[str, object]]
@@ -79,9 +80,9 @@ class Unkept:
                 if carried or (reads is not None and key not in reads.written) or type(value) is _CACHED:
                     with contextlib.suppress(Exception):  # odd objects run code, and may raise, when they are inspected
                         self._seen.clear()
-                        look, arrays = self._look(value, 0, there := list[Array]()), issubclass(type(value), Array)
+                        look = self._look(value, 0, there := list[Array]())
                         digest = xxhash.xxh3_64_digest(repr(look).encode("utf-8", "surrogatepass"))
-                        found[f"{name}\n{key}"] = digest, bool(there), weakref.ref(value) if arrays else lambda: None
+                        found[f"{name}\n{key}"] = digest, bool(there or self._seen), _identity(value)
         return found
 
     def _look(self, value: Any, deep: int, arrays: list[Array]) -> object:
@@ -94,20 +95,24 @@ class Unkept:
         if issubclass(type(value), enum.Enum):
             return type(value).__qualname__, repr(value._name_)
         if kind in ATOMS or kind in _SHOWN or issubclass(kind, np.generic):
-            return "clock" if self._is_clock(value) else (len(text := repr(value)), text[:200], text[-200:])
+            text = cast(Any, kind).__repr__(value)
+            return "clock" if self._is_clock(value) else (len(text), text[:200], text[-200:])
         if deep >= _DEEP:
             return kind.__qualname__
         if kind not in PLAIN:
-            items = self._inside(value, kind)
+            with contextlib.suppress(Exception):  # odd things show their kind only
+                items = self._inside(value, kind)
         else:
-            items, is_set = list(value.values() if isinstance(value, dict) else value), kind in (set, frozenset)
-            names = list(value) if isinstance(value, dict) else []
-            if _NUMBERS.issuperset(map(type, items)) and not any(map(self._is_clock, items[-_LAST:])):
+            names = list(kind.keys(value)) if issubclass(kind, dict) else []
+            items = list(kind.values(value)) if issubclass(kind, dict) else [*cast(Any, kind).__iter__(value)]
+            is_set = kind in (set, frozenset)
+            long = sum(len(each) for each in items if type(each) in (str, bytes)) > _TEXT
+            if not long and _NUMBERS.issuperset(map(type, items)) and not any(map(self._is_clock, items[-_LAST:])):
                 named = [each for each in names if type(each) is str or type(each) in _NUMBERS]
                 return xxhash.xxh3_64_intdigest(marshal.dumps([named, sorted(items, key=repr) if is_set else items], 2))
-            if is_set and len(items) <= _WIDE:
-                items = sorted(repr(self._look(each, deep + 1, arrays)) for each in items)
-            items = [len(items), *names[-_LAST:], *items[-_LAST:]]
+            last = items[-_LAST:] if not is_set else items if len(items) <= _WIDE else []
+            last = sorted(repr(self._look(each, deep + 1, arrays)) for each in last) if is_set else last
+            items = [len(items), *names[-_LAST:], *last]
         return kind.__qualname__, [self._look(each, deep + 1, arrays) for each in items]
 
     def _inside(self, value: Any, kind: type) -> list[Any]:
@@ -124,9 +129,9 @@ class Unkept:
         if kind in _CODE:
             return [value.__qualname__, getattr(getattr(value, "__code__", None), "co_firstlineno", 0)]
         if kind in (array, bytearray, memoryview):
-            return [xxhash.xxh3_64_intdigest(value)]
+            return [len(value), xxhash.xxh3_64_intdigest(value[-_WHOLE:])]
         if (package := kind.__module__.partition(".")[0]) in _REDUCED:
-            with contextlib.suppress(TypeError, AttributeError):  # of those that have no content to be copied
+            with contextlib.suppress(Exception):  # of those that have no content to be copied
                 return [_SHORT[package](value)] if package in _SHORT else list(value.__reduce_ex__(2)[1:])
             if package == "itertools":  # Python 3.14 has no copies of them; a second round of a `cycle` looks the same
                 return [repr(value)] if kind is itertools.count else gc.get_referents(value)
@@ -139,12 +144,21 @@ class Unkept:
 def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
     found = {}
     for place, (mark, has_arrays, get) in now.items():
-        former, _, same = before.get(place, (b"", False, lambda: None))
+        former, _, same = before.get(place, (b"", False, lambda: 0))
         if former != mark:
-            written = get() is not None and same() is get()
+            written = same() == get() != 0
             if not has_arrays or written or _carries(place.partition("\n")[2]):
                 found[place] = mark
     return found
+
+
+def _identity(value: object) -> Callable[[], int]:
+    """Returns the value's id; 0 once the value is gone, for kinds that allow weak references."""
+    try:
+        held = weakref.ref(value)
+    except TypeError:
+        return functools.partial(int, id(value))
+    return lambda: 0 if (thing := held()) is None else id(thing)
 
 
 def _of_array(thing: Array) -> object:
