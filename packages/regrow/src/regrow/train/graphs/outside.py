@@ -132,10 +132,10 @@ def _is_state(value: object) -> bool:
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:
     for at, base in followed_bases(kind).items():
         for name, value in vars(base).items():
-            hidden = name.startswith(("__", "_abc_")) and not isinstance(
-                value, FunctionType | staticmethod | classmethod
-            )
-            if not hidden and not isinstance(value, MemberDescriptorType | GetSetDescriptorType | FIELDS):
+            of_code = isinstance(value, FunctionType | staticmethod | classmethod) and not name.startswith("__annotate")
+            if (of_code or not name.startswith(("__", "_abc_"))) and not isinstance(
+                value, MemberDescriptorType | GetSetDescriptorType | FIELDS
+            ):
                 yield from ((f"{at}.{name}{more}", each) for more, each in _of_attribute(value))
 
 
