@@ -213,8 +213,8 @@ class Invariants:
                     self._released.clear()
                 case ForgetCopies():
                     self.memory.lost(command.node)
-                case orders.StopNode():
-                    self.lost(command.node)
+                case orders.StopNode(grace=0.0):
+                    self.lost(command.node)  # An agent that came too late; a node that is given back ends by itself.
                 case EndJob():
                     self.end = command
                     require(bool(command.diagnosis) == (command.code != 0), "a failure has a diagnosis, success none")
