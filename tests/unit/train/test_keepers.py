@@ -127,6 +127,19 @@ def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
     assert found([], it=kept, inside={"it": [kept]}) == ["object it"]
 
 
+def test_an_object_with_a_lock_stays_as_it_is_while_a_thread_of_the_script_lives() -> None:
+    kept, done = Average(lock=threading.Lock(), total=1), threading.Event()
+    thread = threading.Thread(target=lambda: done.wait(60.0))
+    thread.start()
+    try:
+        assert found([], it=kept) == []
+        assert ".total" in dict(Keepers([], []).left_over(kept)), "so a replaced rank names it"
+    finally:
+        done.set()
+        thread.join()
+    assert found([], it=kept) == ["object it"]
+
+
 def test_what_threads_use_and_what_gives_the_order_of_data_is_left_alone() -> None:
     loader = Loader(state=Average())
     with ThreadPoolExecutor() as pool:

@@ -26,7 +26,7 @@ from regrow.core.process.own_code import OWN_PACKAGES, is_own_name
 from regrow.train.attributes.holders import OF_THREADS
 from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells, nbytes_of
 from regrow.train.graphs.kinds import OF_LIBRARIES, slot_values
-from regrow.train.script.namespaces import calls_unseen
+from regrow.train.script.namespaces import threads_call
 from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
 _DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
@@ -119,7 +119,7 @@ def _is_followed(thing: object) -> bool:
     if isinstance(thing, Generator | ContextVar):
         return not any(thing is each for each in OF_LIBRARIES)
     locks = any(issubclass(type(each), OF_THREADS) for _, each in _attributes("", thing)) if _is_own(thing) else None
-    return locks is False or (locks is True and not calls_unseen())
+    return locks is False or (locks is True and not threads_call())
 
 
 def _is_own(thing: object) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import FrameType, FunctionType, MethodType
 
 from regrow.core.process.rewriting import WRITES_THROUGH, bind
+from regrow.train.script.source import is_script, is_scripts
 
 _FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -86,9 +87,7 @@ def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
 
 def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, object]]) -> set[str]:
     """Outer variables that functions of these modules use, directly or in functions that they call."""
-    modules = list(modules)
     known = {id(module) for module in modules}
-    kinds = [each for module in modules for each in module.values() if issubclass(type(each), type)]
     used: set[str] = set()
     near = list(functions)
     while near:
@@ -99,7 +98,6 @@ def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, objec
         names = {*function.__code__.co_names, *function.__code__.co_freevars} - used
         used |= names
         near += [function.__globals__[name] for name in names if name in function.__globals__]
-        near += [vars(kind)[name] for kind in kinds for name in names if name in vars(kind)]  # any class's methods
     return used
 
 
@@ -113,8 +111,13 @@ def names_elsewhere(modules: Iterable[Mapping[str, object]]) -> set[str]:
     return names_used([*handlers, *targets], modules) | names_used([type(run).run for run in runs], modules) - own
 
 
-def calls_unseen() -> bool:
-    """True while the threads of a pool live, because the functions that they call are not known."""
-    threads = [each for each in threading.enumerate() if not each.name.startswith("regrow")]
-    targets = (getattr(getattr(each, "_target", None), "__module__", "") for each in threads)
-    return "concurrent.futures.thread" in targets
+def threads_call() -> bool:
+    """True while threads live that may call methods of the script's objects: the script's own, and those of pools."""
+    return any(map(_may_call, threading.enumerate()))
+
+
+def _may_call(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None) or getattr(thread, "function", None)  # a timer's
+    target = getattr(target, "__func__", getattr(target, "func", target))
+    pool = getattr(target, "__module__", "") == "concurrent.futures.thread" and not thread.name.startswith("regrow")
+    return pool or is_scripts(type(thread)) or (type(target) is FunctionType and is_script(target.__code__.co_filename))
