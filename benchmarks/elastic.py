@@ -7,7 +7,8 @@
 in turn, one thread each. Sides, in turns on one machine, one paused while the other runs: regrow, requested over HTTP
 as by `regrow scale`; torchrun's elastic agents with a checkpoint on local disk every 10 steps, one of which joins and
 leaves. *Pause* is the time from the last step committed before a change to the first one after it, minus a median
-step. regrow's is taken from its records, and again from the commits of rank 0 alone.
+step. regrow's is taken from its records, and again from the commits of rank 0 alone. *Copied beside* is the time in
+which the newcomers' bytes go over as many plain unix sockets at once, with nothing else running, after the rounds.
 
 *Invariant*: the same model on 4 ranks in one job, blocks of steps in the default mode and in world-invariant mode in
 turns. *Throughput*: a model with micro-batches of a fixed duration, on 1 to 4 replicas of one job.
@@ -19,13 +20,17 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 from contest import JobStuck
+from hydration import PlainSocket, State
 from resizing import (
     Change,
     RegrowJob,
@@ -51,6 +56,7 @@ NAPS = 12
 CHECKPOINT_EVERY = 10
 SETTLE = 8
 """Steps between two changes."""
+NEWCOMERS = 2
 BLOCK = 4
 """Steps of one mode before the other's turn; the first is left out."""
 GROWN_WITHIN_S = 0.3
@@ -67,6 +73,7 @@ class Measured:
     usual: list[float] = field(default_factory=list)
     invariant: list[float] = field(default_factory=list)
     memory: float = 0.0
+    copied: list[float] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
     stuck: list[str] = field(default_factory=list)
 
@@ -111,6 +118,30 @@ def measure_changes(folder: Path, measured: Measured, *, rounds: int) -> None:
             theirs.pause()
             measured.theirs = changes_of(theirs.ledger)
             _progress(number, rounds, "torchrun", measured.theirs[-2:])
+        nbytes, _ = hydration(measured.pauses(grow=True))
+        measured.copied = copied_beside(folder, int(nbytes / NEWCOMERS))
+
+
+def copied_beside(folder: Path, nbytes: int, *, rounds: int = 5) -> list[float]:
+    """Seconds in which each of `NEWCOMERS` plain unix sockets, all at once, transfers `nbytes`; the first is left out.
+
+    Both ends' memory was used before, and nothing is verified.
+    """
+    state = State(nbytes, value=1.0)
+    seconds = []
+    with ExitStack() as stack:
+        copies = []
+        for number in range(NEWCOMERS):
+            (own := folder / f"copy-{number}").mkdir()
+            room = np.ones(state.nbytes, dtype=np.uint8)
+            copies.append(PlainSocket(stack, state, own, room, tcp=False))
+        pool = stack.enter_context(ThreadPoolExecutor(NEWCOMERS))
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            for done in [pool.submit(copy.copy) for copy in copies]:
+                done.result()
+            seconds.append(time.perf_counter() - began)
+    return seconds[1:]
 
 
 def _progress(number: int, rounds: int, side: str, changes: Sequence[Change]) -> None:
@@ -201,7 +232,10 @@ def _show_stages(measured: Measured, console: Console) -> None:
         nbytes, seconds = hydration(changes) if grow else (0.0, 0.0)
         moved = f", {nbytes / 1e6:.0f} MB at {nbytes / seconds / 1e9:.2f} GB/s" if seconds else ""
         pause = median(each.told for each in changes)
-        console.print(f"{name}: median {pause:.2f} s{moved}", highlight=False)
+        beside = (
+            f"; the same bytes over plain sockets {median(measured.copied):.2f} s" if grow and measured.copied else ""
+        )
+        console.print(f"{name}: median {pause:.2f} s{moved}{beside}", highlight=False)
         stages = ("detect", "abort", "regroup", "hydrate", "redo")
         records = [each.record for each in changes if each.record is not None]
         middle = ", ".join(f"{stage} {median(getattr(each, stage) for each in records):.2f} s" for stage in stages)
@@ -239,6 +273,8 @@ def figures(measured: Measured) -> Iterator[tuple[str, float]]:
         nbytes, seconds = hydration(changes)
         yield "hydrated_bytes", nbytes
         yield "grow_target_s", GROWN_WITHIN_S + seconds
+    if measured.copied:
+        yield "copied_beside_s", median(measured.copied)
     if measured.theirs:
         yield "torchrun_resize_s", median(each.pause for each in measured.theirs)
         yield "torchrun_steps_redone", float(sum(each.redone for each in measured.theirs))

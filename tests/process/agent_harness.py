@@ -27,7 +27,7 @@ from regrow.core.messages import facts, orders
 from regrow.core.messages.store import StoreHello, StoreReply
 from regrow.core.messages.tables import GenerationTable, JoinGeneration, KeepTable, TableHead
 from regrow.core.messages.unions import AgentFact
-from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth
+from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth, WorldChange
 from regrow.core.net import sockets_home, unix_address
 from regrow.core.records import StepCommitted
 from regrow.core.wire import BlockingChannel, FrameCodec
@@ -153,10 +153,12 @@ class Bench:
         }
         await self.coordinator.order(orders.SpawnWorker(**(fields | changes)))
 
-    async def form(self, worker: WorkerId, generation: Generation, rank: Rank, step: StepNo) -> None:
+    async def form(
+        self, worker: WorkerId, generation: Generation, rank: Rank, step: StepNo, change: WorldChange | None = None
+    ) -> None:
         """A worker enters a generation; of the others there are only names."""
         self.tables += 1
-        head = TableHead(generation, rank + 1, self.tables, step=step)
+        head = TableHead(generation, rank + 1, self.tables, step=step, change=change)
         names = [*(WorkerId(f"other{number}") for number in range(rank)), worker]
         members = [Member(Rank(number), name, NODE, 0, f"at {name}") for number, name in enumerate(names)]
         await self.coordinator.order(KeepTable(NODE, GenerationTable(head, [], members)))

@@ -8,9 +8,10 @@ from typing import Any
 from tests.process.agent_harness import NODE, Bench, agent
 from tests.process.launching import site
 
-from regrow.core.ids import Generation, NodeId, StepNo
+from regrow.core.ids import Generation, NodeId, Rank, StepNo
 from regrow.core.messages import orders
 from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.vocabulary import WorldChange
 from regrow.core.records import NodeJudged
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.observe.ledger import read_records
@@ -32,7 +33,7 @@ async def formed(bench: Bench, generation: int) -> None:
     await bench.coordinator.order(note)
 
 
-async def test_a_node_is_examined_when_it_joins_and_after_an_incident(tmp_path: Path) -> None:
+async def test_a_node_is_examined_when_it_joins_and_after_a_fault(tmp_path: Path) -> None:
     sick = check(
         tmp_path, """echo '{"severity": "leave", "action": "reboot", "evidence": "a cable on '$REGROW_NODE'"}'"""
     )
@@ -42,11 +43,16 @@ async def test_a_node_is_examined_when_it_joins_and_after_an_incident(tmp_path: 
         assert said in first.verdicts
         assert all(each.severity is not Severity.OK for each in first.verdicts), "what is well is not sent"
         await formed(bench, 1)
-        await formed(bench, 2)
-        await formed(bench, 2)
-        after = await bench.coordinator.expect(NodeExamined, occasion="before generation 2")
+        started = await bench.spawn()
+        second = Generation(2)
+        await bench.form(started.worker, second, Rank(0), StepNo(3), WorldChange("grow", second, 1, 2))
+        await formed(bench, 3)
+        await formed(bench, 3)
+        after = await bench.coordinator.expect(NodeExamined, occasion="before generation 3")
         assert said in after.verdicts
-        assert len(bench.coordinator.all(NodeExamined)) == 2, "the first generation is no incident"
+        assert len(bench.coordinator.all(NodeExamined)) == 2, (
+            "the first one and a planned change are no faults"
+        )
         assert await bench.stop() == 0
         assert await bench.nothing_left() == []
 

@@ -22,11 +22,11 @@ print(os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def test_a_process_that_ends_gives_way_a_little_until_it_has_used_much() -> None:
-    assert priorities(0) == [max(5, here()), 19]
+    assert priorities(0) == [max(10, here()), 19]
 
 
 def test_it_takes_back_nothing_that_it_had_given_away() -> None:
-    assert priorities(8)[0] == min(19, here() + 8)
+    assert priorities(12)[0] == min(19, here() + 12)
 
 
 def test_where_no_thread_may_be_started_it_lets_others_go_first_at_once() -> None:

@@ -20,6 +20,8 @@ import msgspec
 from regrow.core.config import AgentConfig, visible_gpus
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.orders import FormGeneration, NoteGeneration
+from regrow.core.records import PLANNED
 from regrow.health.examination import ExaminationOrder
 from regrow.health.probes import QUICK
 from regrow.health.readings import ProbeSettings
@@ -64,11 +66,16 @@ class Examiner:
         """Examine the node before anything runs on it, as it has joined the job."""
         self._soon("joined", QUICK, 0.0)
 
-    def formed(self, generation: Generation) -> None:
-        """Examine the node after an incident, which each new generation but the first follows. Ignores repetition."""
-        first, known = self._newest == 0, self._newest
+    def formed(self, order: FormGeneration | NoteGeneration) -> None:
+        """Examine the node after a fault; the first generation and those of planned changes follow none.
+
+        Ignores repetition.
+        """
+        generation, known = order.generation, self._newest
         self._newest = max(known, generation)
-        if self._newest > known and not first:
+        change = order.change if isinstance(order, FormGeneration) else None
+        planned = change is not None and change.kind in PLANNED and change.generation == generation
+        if self._newest > known > 0 and not planned:
             self._soon(f"before generation {generation}", AFTER_INCIDENT, _AFTER_S)
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ class Agent:
         if isinstance(order, orders.FormGeneration | orders.NoteGeneration):
             self._ledger.formed(order.generation, order.step)
             self._copy_store.formed(order.step)
-            self._examiner.formed(order.generation)
+            self._examiner.formed(order)
         match order:
             case GenerationTable(head=head):
                 self._store.generation_formed(head.generation, order.stores, head.world)

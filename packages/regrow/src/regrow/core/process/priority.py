@@ -13,7 +13,7 @@ from regrow.core.ids import Seconds
 
 _T = TypeVar("_T")
 _LOWEST = 19
-_LOWER = 5
+_LOWER = 10
 _FIRST_TO_GO = "1000"
 
 
