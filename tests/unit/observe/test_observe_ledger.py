@@ -8,7 +8,7 @@ from tests.unit.observe.observe_records import FakeJob, commit
 
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, JobId, StepNo
-from regrow.core.records import SCHEMA, GenerationFormed, JobStarted, Noted, StepCommitted
+from regrow.core.records import SCHEMA, GenerationFormed, IncidentClosed, JobStarted, Noted, StepCommitted
 from regrow.observe.ledger import Ledger, last_committed, read_records, time_lost
 from regrow.observe.tail import RecordTail
 
@@ -161,6 +161,14 @@ def test_a_fault_with_no_rank_left_behind_is_summed_up() -> None:
     assert len(ledger.incidents) == len(ledger.injected) == 2
     assert (ledger.steps_lost, ledger.steps_redone, ledger.open_incidents) == (0, 0, {})
     assert ledger.recovery_median == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("faults", "median"), [(0, 0.75), (1, 3.0)])
+def test_a_planned_change_counts_as_a_recovery_only_if_a_fault_struck_it(faults: int, median: float) -> None:
+    job = FakeJob().run(10, kills={3: 0})
+    closed = next(record for record in job if isinstance(record, IncidentClosed))
+    move = msgspec.structs.replace(closed, incident=9, kind="move", total=5.25, faults=faults)
+    assert Ledger([*job, move]).recovery_median == pytest.approx(median)
 
 
 # --- time lost: the one measure for every side of the benchmark ---------------------------------------------------

@@ -10,6 +10,7 @@ from statistics import median
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages.replacements import replaceability
 from regrow.core.records import (
+    PLANNED,
     FaultInjected,
     GenerationFormed,
     IncidentClosed,
@@ -159,8 +160,9 @@ class Ledger:
 
     @property
     def recovery_median(self) -> Seconds | None:
-        """Median over the closed incidents of the time from the fault to the next committed step."""
-        return median(i.total for i in self.incidents) if self.incidents else None
+        """Median over the closed incidents with a fault of the time from the fault to the next committed step."""
+        times = [each.total for each in self.incidents if each.kind not in PLANNED or each.faults]
+        return median(times) if times else None
 
     @property
     def step_median(self) -> Seconds | None:
