@@ -50,9 +50,7 @@ async def test_a_node_is_examined_when_it_joins_and_after_a_fault(tmp_path: Path
         await formed(bench, 3)
         after = await bench.coordinator.expect(NodeExamined, occasion="before generation 3")
         assert said in after.verdicts
-        assert len(bench.coordinator.all(NodeExamined)) == 2, (
-            "the first one and a planned change are no faults"
-        )
+        assert len(bench.coordinator.all(NodeExamined)) == 2, "the first one and a planned change are no faults"
         assert await bench.stop() == 0
         assert await bench.nothing_left() == []
 
