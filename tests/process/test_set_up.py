@@ -203,7 +203,7 @@ def test_when_all_start_again_they_speak_again(here: Site, undisturbed: dict[tup
         "1",
         world=2,
         steps=STEPS,
-        faults=[Fault(0, 4), Fault(1, 4), Fault(1, 8)],
+        faults=[Fault(0, 4), Fault(1, 4, "form"), Fault(1, 8)],  # rank 1 is the last one with the state
         script="train_set_up.py",
         extra=("--calls", ALIKE),
     )
