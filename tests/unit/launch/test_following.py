@@ -245,6 +245,22 @@ async def test_a_launcher_whose_link_is_back_before_another_is_elected_follows_t
         assert it.follower.leader == it.peers.leader_of(2)
 
 
+async def test_a_coordinator_that_is_only_silent_is_waited_for_though_too_few_voters_are_known() -> None:
+    async with following(answered=True, voters=()) as it:
+        assert await it.ask("/needed?after=2") == 200
+        later = asyncio.create_task(it.follower.next(2))
+        for seconds in (0.0, 10.0, 10.0):
+            it.clock.time += seconds
+            before = it.peers.presents[2]
+            await it.peers.until(lambda before=before: it.peers.presents[2] > before + 3)  # type: ignore[misc]
+            assert not later.done(), "its link may be cut"
+        it.peers.silent.clear()
+        before = it.peers.presents[2]
+        await it.peers.until(lambda: it.peers.presents[2] > before + 10)
+        assert it.follower.leader == it.peers.leader_of(2) and not later.done()
+        later.cancel()
+
+
 async def test_a_new_coordinator_has_its_lease_to_answer_at_all_though_it_is_missed() -> None:
     async with following(answered=False) as it:
         await it.ask("/needed?after=2")

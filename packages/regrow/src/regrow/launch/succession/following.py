@@ -37,7 +37,10 @@ _LONGEST_PAUSE_S: Seconds = 0.5
 _ELECTION_S: Seconds = 30.0
 """Time without an election after which the job's coordinator is lost for good."""
 _UNASKED_S: Seconds = 5.0
-"""Time for which a launcher that knows too few voters waits for a vote request from one that knows more."""
+"""Time for which a launcher that knows too few voters waits for a vote request, if the coordinator's process has ended.
+
+One that is only silent may answer again: its link may be cut.
+"""
 
 
 class FollowingLauncher:
@@ -79,6 +82,8 @@ class FollowingLauncher:
         self._beat: Instant | None = None
         self._lost_at: Instant = 0.0
         self._over = False
+        self._refused = False
+        """True if nothing listens at the present coordinator's address any more."""
         self._looking = False
         """True while this launcher looks for another coordinator, whose election may be under way."""
         self._witness: WitnessFolder | None = None
@@ -152,7 +157,7 @@ class FollowingLauncher:
                 leader = await self._find_next(self.leader)
                 if leader is None:
                     return
-                self.leader, self._beat = leader, None
+                self.leader, self._beat, self._refused = leader, None, False
                 self._election.follow(self._lease, self._clock.now())
                 self._notify()
         finally:
@@ -173,7 +178,7 @@ class FollowingLauncher:
                 if isinstance(error.os_error, ConnectionRefusedError):
                     # Nothing listens there any more: its process has ended.
                     election.released(now := self._clock.now())
-                    self._lost_at = failed_at or now
+                    self._lost_at, self._refused = failed_at or now, True
                     return True
                 unreachable = not await http.is_only_silent(leader.address, _ASK_S)
             except aiohttp.ConnectionTimeoutError:
@@ -256,7 +261,8 @@ class FollowingLauncher:
     @property
     def _patience(self) -> Seconds:
         """Longest time from now in which another coordinator may still be elected."""
-        return _ELECTION_S if self._election.possible or self._election.candidates else _UNASKED_S
+        unasked = self._refused and not self._election.possible and not self._election.candidates
+        return _UNASKED_S if unasked else _ELECTION_S
 
     def _others(self) -> list[Voter]:
         handover = self._election.handover
