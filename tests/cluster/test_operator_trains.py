@@ -48,7 +48,8 @@ async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_st
             cluster.store.delete("pods", "team", lost["metadata"]["name"])
             await cluster.until(lambda: _world(cluster) == 2, "the others go on without it")
             await cluster.until(lambda: _world(cluster) == 3, "and with another in its place")
-            await cluster.until(lambda: cluster.status().get("step", 0) > 0, "the operator was told of its steps")
+            again = int(re.findall(r"at (\d+) of 3$", cluster.kubelet.output("job-1-0-1"), re.MULTILINE)[-1])
+            await cluster.until(lambda: cluster.status().get("step", 0) >= again, "the operator was told of it")
             figures = cluster.status()
             assert figures["incidents"] == 0, "a pod that leaves in its grace is no fault"
             assert 0 < figures["goodput"] <= 1, figures
